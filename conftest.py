@@ -1,0 +1,29 @@
+"""Runs the examples of docstrings, of the README and of the docs as tests."""
+
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+
+import pytest
+import torch
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.parsers.rest import DocTestParser
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def _seed_example(namespace):
+    torch.manual_seed(0)
+    namespace["torch"] = torch
+
+
+pytest_collect_file = (
+    Sybil(
+        [DocTestParser(ELLIPSIS | NORMALIZE_WHITESPACE)],
+        patterns=["orthogonium/**/*.py"],
+        setup=_seed_example,
+    )
+    + Sybil([PythonCodeBlockParser()], patterns=["README.md", "docs/**/*.md"], setup=_seed_example)
+).pytest()

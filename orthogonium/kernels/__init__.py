@@ -1,0 +1,1 @@
+"""Kernel algebra in one, two and three dimensions, and which convolutions can be orthogonal."""

@@ -1,0 +1,62 @@
+"""What all constrained layers have in common beside their weight: a stated guarantee, copying and pickling.
+
+Note [Copies of parametrized modules]
+torch gives each parametrized module a class of its own that holds the `weight` property, forbids pickling it, and lets
+a deep copy share that class, so that removing the parametrization of a copy breaks the original. Here a copy (or an
+unpickled module) starts from the class as written and gets a fresh class of its own.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a layer promises about the linear map (or the function) it applies.
+
+    `orthogonal`: all singular values are 1, i.e. the map is an isometry or the adjoint of one.
+    `lipschitz`: no two inputs are moved apart by more than a factor of 1.
+    """
+
+    kind: Literal["orthogonal", "lipschitz"]
+    condition: str = "always"
+
+    def __str__(self) -> str:
+        meaning = {"orthogonal": "all singular values 1", "lipschitz": "1-Lipschitz"}[self.kind]
+        return f"{meaning}, {self.condition}"
+
+
+def _restore(cls: type[nn.Module], state: dict[str, Any]) -> nn.Module:
+    module = cls.__new__(cls)
+    nn.Module.__setstate__(module, state)
+    if "parametrizations" in module._modules:
+        parametrize._inject_new_class(module)
+        for name in module.parametrizations:  # type: ignore[union-attr]
+            parametrize._inject_property(module, name)
+    return module
+
+
+class Constrained(nn.Module):
+    """Mixin of every constrained layer. Note [Copies of parametrized modules]."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The property this layer keeps whatever its parameters are."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return _restore, (parametrize.type_before_parametrizations(self), self.__dict__.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        copy = _restore(
+            parametrize.type_before_parametrizations(self),
+            {k: deepcopy(v, memo) for k, v in self.__dict__.items()},
+        )
+        memo[id(self)] = copy
+        return copy

@@ -1,0 +1,1 @@
+"""Matrix to orthogonal matrix, one algorithm per file."""

@@ -1,0 +1,1 @@
+"""Raw parameters to constrained weights, one method per file."""

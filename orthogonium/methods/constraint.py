@@ -1,0 +1,123 @@
+"""The parametrization every constrained layer shares: raw parameters in, weight out, built once in eval.
+
+Note [Eval cache]
+The weight is rebuilt at each training step. Without gradients it is built once and kept, together with a copy of
+the raw parameters it came from; it is served only while the raw parameters still *equal* that copy. Comparing contents
+costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing a
+tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be
+served. Deployment that wants no check at all removes the parametrization.
+
+Note [Precision]
+Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype and autocast say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from orthogonium.errors import ConstraintError
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _comparable(raw: tuple[Tensor, ...]) -> bool:
+    """Whether the contents of the raw parameters can be looked at: not so while tracing, on meta or wrapped tensors."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and all(type(p) in (Tensor, nn.Parameter) and not p.is_meta for p in raw)
+    )
+
+
+class _Built:
+    """A weight and the raw parameters it was built from."""
+
+    def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
+        # Outside inference mode, so that the version counter of the weight exists.
+        with torch.inference_mode(False), torch.no_grad():
+            self.raw = tuple(p.detach().clone() for p in raw)
+            self.weight = build(self.raw)
+        self.version = self.weight._version
+
+    def is_current(self, raw: tuple[Tensor, ...]) -> bool:
+        return self.weight._version == self.version and all(
+            p.dtype == q.dtype and p.device == q.device and torch.equal(p, q)
+            for p, q in zip(raw, self.raw, strict=True)
+        )
+
+
+class Constraint(nn.Module):
+    """Base of all parametrizations: subclasses give `build(*raw) -> weight`, a differentiable function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._built: _Built | None = None
+        self._initial: Tensor | tuple[Tensor, ...] | None = None
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """The constrained weight of the raw parameters."""
+        raise NotImplementedError
+
+    def invert(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Raw parameters that build `weight`, where the method has such a formula."""
+        raise ConstraintError(
+            f"{type(self).__name__} cannot recover its raw parameters from a weight. "
+            "Load a state_dict, or remove the parametrization before assigning the weight."
+        )
+
+    def forward(self, *raw: Tensor) -> Tensor:
+        """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
+        differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
+        if self.training or differentiable or not _comparable(raw):
+            return self._evaluate(raw)
+        if self._built is None or not self._built.is_current(raw):
+            self._built = _Built(raw, self._evaluate)
+        return self._built.weight
+
+    def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
+        """Note [Precision]."""
+        dtype, device_type = raw[0].dtype, raw[0].device.type
+        if dtype in _HALF:
+            raw = tuple(p.float() for p in raw)
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
+            with torch.autocast(device_type, enabled=False):
+                return self.build(*raw).to(dtype)
+        return self.build(*raw).to(dtype)
+
+    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""
+        if self._initial is not None:
+            raw, self._initial = self._initial, None
+            return raw
+        raw = self.invert(weight)
+        rebuilt = self._evaluate(raw if isinstance(raw, tuple) else (raw,))
+        tolerance = 1e-3 if weight.dtype in _HALF else 1e-5
+        deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
+        if not deviation <= tolerance:
+            raise ConstraintError(
+                f"The assigned weight is outside the set of {type(self).__name__}: the nearest one it builds "
+                f"differs by {deviation:.1e} (allowed {tolerance:.0e}). Project the weight first."
+            )
+        return raw
+
+    def train(self, mode: bool = True) -> Constraint:
+        """Training makes the cached weight useless: free it."""
+        if mode:
+            self._built = None
+        super().train(mode)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_built": None}  # copies and pickles build their own
+
+
+def constrain(layer: nn.Module, constraint: Constraint, raw: Tensor | tuple[Tensor, ...]) -> None:
+    """Make `layer.weight` the output of `constraint`, with `raw` as its trainable parameters."""
+    constraint._initial = raw
+    parametrize.register_parametrization(layer, "weight", constraint, unsafe=True)

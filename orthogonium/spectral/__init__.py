@@ -1,0 +1,1 @@
+"""The independent oracle: exact spectra, certified upper bounds, estimates from below."""
