@@ -1,5 +1,6 @@
 """Runs the examples of docstrings, of the README and of the docs as tests."""
 
+import os
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.parsers.rest import DocTestParser
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each worker
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

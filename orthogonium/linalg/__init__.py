@@ -1,1 +1,81 @@
-"""Matrix to orthogonal matrix, one algorithm per file."""
+"""Matrix to orthogonal matrix, one family of algorithms per file, batched over leading dimensions."""
+
+from orthogonium.linalg.newton_schulz import (
+    BatchedBjorckOrthogonalization,
+    BatchedPolarOrthogonalization,
+    bjorck,
+    cubic_step,
+    polar,
+)
+from orthogonium.linalg.norms import (
+    BatchedGramNormalization,
+    BatchedIdentity,
+    BatchedPowerIteration,
+    L2Normalize,
+    gram_bound,
+    power_iteration,
+    spectral_normalize,
+    unit_norm,
+)
+from orthogonium.linalg.params import (
+    BJORCK_ORTHO_PARAMS,
+    BJORCK_PASS_THROUGH_ORTHO_PARAMS,
+    CAYLEY_ORTHO_PARAMS,
+    CHOLESKY_ORTHO_PARAMS,
+    CHOLESKY_STABLE_ORTHO_PARAMS,
+    DEFAULT_ORTHO_PARAMS,
+    DEFAULT_TEST_ORTHO_PARAMS,
+    EXP_ORTHO_PARAMS,
+    POLAR_ORTHO_PARAMS,
+    QR_ORTHO_PARAMS,
+    OrthoParams,
+)
+from orthogonium.linalg.rotations import (
+    BatchedCayleyOrthogonalization,
+    BatchedExponentialOrthogonalization,
+    cayley,
+    exponential,
+)
+from orthogonium.linalg.triangular import (
+    BatchedCholeskyOrthogonalization,
+    BatchedQROrthogonalization,
+    cholesky,
+    qr,
+    span_basis,
+)
+
+__all__ = [
+    "BJORCK_ORTHO_PARAMS",
+    "BJORCK_PASS_THROUGH_ORTHO_PARAMS",
+    "CAYLEY_ORTHO_PARAMS",
+    "CHOLESKY_ORTHO_PARAMS",
+    "CHOLESKY_STABLE_ORTHO_PARAMS",
+    "DEFAULT_ORTHO_PARAMS",
+    "DEFAULT_TEST_ORTHO_PARAMS",
+    "EXP_ORTHO_PARAMS",
+    "POLAR_ORTHO_PARAMS",
+    "QR_ORTHO_PARAMS",
+    "BatchedBjorckOrthogonalization",
+    "BatchedCayleyOrthogonalization",
+    "BatchedCholeskyOrthogonalization",
+    "BatchedExponentialOrthogonalization",
+    "BatchedGramNormalization",
+    "BatchedIdentity",
+    "BatchedPolarOrthogonalization",
+    "BatchedPowerIteration",
+    "BatchedQROrthogonalization",
+    "L2Normalize",
+    "OrthoParams",
+    "bjorck",
+    "cayley",
+    "cholesky",
+    "cubic_step",
+    "exponential",
+    "gram_bound",
+    "polar",
+    "power_iteration",
+    "qr",
+    "span_basis",
+    "spectral_normalize",
+    "unit_norm",
+]

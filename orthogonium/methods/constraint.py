@@ -21,18 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _comparable(raw: tuple[Tensor, ...]) -> bool:
-    """Whether the contents of the raw parameters can be looked at: not so while tracing, on meta or wrapped tensors."""
-    return (
-        not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(p) in (Tensor, nn.Parameter) and not p.is_meta for p in raw)
-    )
+from orthogonium.linalg.precision import full_precision, has_values
 
 
 class _Built:
@@ -74,7 +63,7 @@ class Constraint(nn.Module):
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
-        if self.training or differentiable or not _comparable(raw):
+        if self.training or differentiable or not has_values(*raw):
             return self._evaluate(raw)
         if self._built is None or not self._built.is_current(raw):
             self._built = _Built(raw, self._evaluate)
@@ -82,13 +71,7 @@ class Constraint(nn.Module):
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
-        dtype, device_type = raw[0].dtype, raw[0].device.type
-        if dtype in _HALF:
-            raw = tuple(p.float() for p in raw)
-        if device_type != "meta" and torch.is_autocast_enabled(device_type):
-            with torch.autocast(device_type, enabled=False):
-                return self.build(*raw).to(dtype)
-        return self.build(*raw).to(dtype)
+        return full_precision(self.build)(*raw)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""
@@ -97,7 +80,7 @@ class Constraint(nn.Module):
             return raw
         raw = self.invert(weight)
         rebuilt = self._evaluate(raw if isinstance(raw, tuple) else (raw,))
-        tolerance = 1e-3 if weight.dtype in _HALF else 1e-5
+        tolerance = 1e-5 if weight.dtype.itemsize > 2 else 1e-2
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
             raise ConstraintError(

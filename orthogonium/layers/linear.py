@@ -1,0 +1,141 @@
+"""Constrained dense layers: real `nn.Linear`s whose `weight` is parametrized."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from orthogonium.errors import ParameterError
+from orthogonium.layers.constrained import Constrained, Guarantee
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
+from orthogonium.methods.constraint import constrain
+from orthogonium.methods.dense import OrthogonalMatrix, UnitBall, UnitRows
+
+
+class _ConstrainedLinear(Constrained, nn.Linear):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        if in_features < 1 or out_features < 1:
+            raise ParameterError(
+                f"{type(self).__name__} needs at least one input and one output, got {in_features}→{out_features}."
+            )
+        super().__init__(in_features, out_features, bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Orthogonal weight (drawn in float32 or better), zero bias."""
+        with torch.no_grad():
+            if self.weight.is_meta:
+                return
+            wide = torch.empty_like(self.weight, dtype=torch.promote_types(self.weight.dtype, torch.float32))
+            self.weight.copy_(nn.init.orthogonal_(wide))
+            if self.bias is not None:
+                self.bias.zero_()
+
+    def singular_values(self) -> tuple[float, float, float]:
+        """`(σ_min, σ_max, stable rank)` of the weight by SVD in float64; the stable rank is `‖W‖_F² / ‖W‖₂²`."""
+        with torch.no_grad():
+            sigma = torch.linalg.svdvals(self.weight.double())
+        stable_rank = (sigma / sigma[0]).square().sum().item() if sigma[0] > 0 else 0.0
+        return sigma[-1].item(), sigma[0].item(), stable_rank
+
+
+class OrthoLinear(_ConstrainedLinear):
+    """Dense layer with orthonormal rows (columns if it has more outputs than inputs): all singular values are 1.
+
+    Guarantee: orthogonal; deviation of singular values from 1 as stated by the preset, 1e-6 in float32 for the default.
+
+    Args:
+        in_features: size of an input.
+        out_features: size of an output.
+        bias: whether to add a learned bias.
+        ortho_params: how the raw matrix is made orthogonal (`orthogonium.reparametrizers` has the presets).
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> layer = OrthoLinear(8, 4)
+    >>> x = torch.randn(2, 8)
+    >>> layer(x).shape
+    torch.Size([2, 4])
+    >>> sigma_min, sigma_max, stable_rank = layer.singular_values()
+    >>> abs(sigma_min - 1) < 1e-5 and abs(sigma_max - 1) < 1e-5, round(stable_rank)
+    (True, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params), self.weight)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """All singular values are 1."""
+        return Guarantee("orthogonal")
+
+
+class UnitNormLinear(_ConstrainedLinear):
+    """Dense layer whose rows have norm 1: each output is 1-Lipschitz by itself (a head for one-vs-all certificates).
+
+    Guarantee: every single output is 1-Lipschitz; the layer as a whole is `√out_features`-Lipschitz at worst.
+
+    >>> UnitNormLinear(3, 10).weight.norm(dim=1).allclose(torch.ones(10))
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        constrain(self, UnitRows(), self.weight)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Each output is 1-Lipschitz."""
+        return Guarantee("lipschitz", "for each output by itself")
+
+
+class SpectralLinear(_ConstrainedLinear):
+    """Dense layer with a spectral norm of at most 1, by a certified upper bound (no power iteration, no state).
+
+    Guarantee: 1-Lipschitz always, σ_max between `min(in, out)^(-2^-(niter+2))` and 1.
+
+    >>> layer = SpectralLinear(5, 7)
+    >>> layer.singular_values()[1] <= 1
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        niter: int = 5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if niter < 0:
+            raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        constrain(self, UnitBall(niter), self.weight)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """No singular value exceeds 1."""
+        return Guarantee("lipschitz")

@@ -1,0 +1,91 @@
+"""Where and how the algorithms run: in float32 or better, and with a look at the values only where there are values."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec
+
+import torch
+from torch import Tensor
+
+from orthogonium.errors import NumericalWarning, ShapeError
+
+_HALF = (torch.float16, torch.bfloat16)
+P = ParamSpec("P")
+
+
+def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Run `function` outside autocast, half-precision tensors as float32; give back the dtype of the first one."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        first = next(a for a in args if isinstance(a, Tensor))
+        if first.dtype in _HALF:
+            args = tuple(a.float() if isinstance(a, Tensor) and a.dtype in _HALF else a for a in args)  # type: ignore[assignment]
+        device_type = first.device.type
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
+            with torch.autocast(device_type, enabled=False):
+                return function(*args, **kwargs).to(first.dtype)
+        return function(*args, **kwargs).to(first.dtype)
+
+    return run
+
+
+def has_values(*tensors: Tensor) -> bool:
+    """Whether entries can be looked at: not so while compiling or tracing, nor for meta, fake or wrapped tensors."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)
+    )
+
+
+def check_matrix(w: Tensor, name: str) -> None:
+    """Reject what is not a (batch of) floating point matrix."""
+    if w.dim() < 2 or not w.is_floating_point():
+        raise ShapeError(
+            f"{name} works on floating point matrices (..., rows, columns), got {tuple(w.shape)} of {w.dtype}. "
+            "Reshape or cast the tensor first."
+        )
+
+
+def check_shape(weight_shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """A `weight_shape` as a tuple of at least two sizes."""
+    shape = tuple(weight_shape)
+    if len(shape) < 2:
+        raise ShapeError(f"{name}: weight_shape must be (..., rows, columns), got {shape}.")
+    return shape
+
+
+def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> Tensor:
+    """Warn when `w`, meant to have min(rows, columns) singular values equal to 1, has lost directions.
+
+    Each lost direction takes 1 from the squared Frobenius norm; by default more than rounding is reported. To spare
+    accelerators a synchronization per training step, they are looked at only where no gradient is wanted.
+    """
+    if has_values(w) and w.numel() and (w.device.type == "cpu" or not torch.is_grad_enabled()):
+        rank = min(w.shape[-2:])
+        deficit = (rank - w.detach().square().sum((-2, -1))).abs().max().item()
+        if not deficit <= (64 * torch.finfo(w.dtype).eps * (rank + 8) if tolerance is None else tolerance):
+            warnings.warn(
+                f"{name}: the input is rank-deficient or too ill-conditioned, so that the result is not orthogonal: its "
+                f"squared Frobenius norm is off by {deficit:.2g} from {rank}. Initialize with full rank, or use the QR, "
+                "Cayley or exponential method, which are defined for every matrix.",
+                NumericalWarning,
+                stacklevel=4,
+            )
+    return w
+
+
+def scale_to_unit(w: Tensor) -> Tensor:
+    """Divide by the largest absolute entry (a constant for the gradient), so that squares neither overflow nor vanish.
+
+    Only for functions that do not depend on the scale of `w`. Zero stays zero.
+    """
+    if w.numel() == 0:
+        return w
+    largest = w.detach().abs().amax((-2, -1), keepdim=True)
+    return w / torch.where(largest > 0, largest, torch.ones_like(largest))

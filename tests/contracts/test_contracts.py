@@ -1,0 +1,296 @@
+"""What every constrained layer keeps, whatever its method: see the notes of `methods/constraint.py`."""
+
+import copy
+import io
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize
+
+from tests.contracts.table import LAYERS
+
+layers = pytest.mark.parametrize("name", LAYERS)
+
+
+def make(name, **options):
+    """A layer, an input for it, and the table's line."""
+    case = LAYERS[name]
+    layer = case.make(**options)
+    return layer, case.input(layer)
+
+
+def train_step(layer, x, lr=0.1):
+    optimizer = torch.optim.SGD(layer.parameters(), lr=lr)
+    optimizer.zero_grad()
+    out = layer(x)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+    optimizer.step()
+
+
+def count_builds(layer):
+    """Count the evaluations of the constraint from now on."""
+    constraint = layer.parametrizations.weight[0]
+    count = []
+    build = constraint.build
+    constraint.build = lambda *raw: count.append(1) or build(*raw)
+    return count
+
+
+@layers
+def test_it_is_its_torch_counterpart(name):
+    layer, _ = make(name)
+    assert isinstance(layer, LAYERS[name].counterpart)
+    assert parametrize.is_parametrized(layer, "weight")
+    assert layer.guarantee.kind in ("orthogonal", "lipschitz")
+
+
+@layers
+def test_gradients_reach_every_parameter(name):
+    layer, x = make(name)
+    out = layer(x)
+    (out * torch.randn_like(out)).sum().backward()
+    for key, parameter in layer.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@layers
+def test_same_parameters_same_output_and_no_drift(name):
+    layer, x = make(name)
+    first = layer(x)
+    assert torch.equal(layer(x), first)
+    state = copy.deepcopy(layer.state_dict())
+    layer.eval()
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer(x))
+    assert all(torch.equal(v, state[k]) for k, v in layer.state_dict().items())
+
+
+@layers
+def test_eval_builds_once(name):
+    layer, x = make(name)
+    layer.eval()
+    count = count_builds(layer)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+    assert len(count) == 1
+    with torch.inference_mode():
+        layer(x)
+    assert len(count) == 1
+
+
+@layers
+def test_frozen_layers_build_once_also_with_gradients(name):
+    layer, x = make(name)
+    layer.eval().requires_grad_(False)
+    count = count_builds(layer)
+    for _ in range(3):
+        layer(x.requires_grad_()).sum().backward()
+    assert len(count) == 1 and x.grad is not None
+
+
+def _double_in_place(layer):
+    for p in layer.parametrizations.parameters():
+        p.mul_(torch.linspace(0.5, 2, p.numel(), dtype=p.dtype).view_as(p))
+
+
+def _double_data(layer):
+    for p in layer.parametrizations.parameters():
+        p.data.mul_(torch.linspace(0.5, 2, p.numel(), dtype=p.dtype).view_as(p))
+
+
+def _swap_data(layer):
+    for p in layer.parametrizations.parameters():
+        p.data = p.data * torch.linspace(0.5, 2, p.numel(), dtype=p.dtype).view_as(p)
+
+
+def _load(layer):
+    layer.load_state_dict({k: v * torch.linspace(0.5, 2, v.numel()).view_as(v) for k, v in layer.state_dict().items()})
+
+
+def _optimize(layer):
+    optimizer = torch.optim.SGD(layer.parametrizations.parameters(), lr=1.0)
+    for p in layer.parametrizations.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+
+
+@layers
+@pytest.mark.parametrize("edit", [_double_in_place, _double_data, _swap_data, _load, _optimize])
+def test_eval_never_serves_a_stale_weight(name, edit):
+    layer, x = make(name)
+    layer.eval()
+    with torch.no_grad():
+        before = layer(x)
+        edit(layer)
+        after = layer(x)
+        expected = copy.deepcopy(layer).train()(x)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, expected)
+
+
+@layers
+def test_cache_survives_edits_of_what_it_served(name):
+    layer, x = make(name)
+    layer.eval()
+    with torch.no_grad():
+        before = layer(x)
+        layer.weight.mul_(3)
+        torch.testing.assert_close(layer(x), before)
+
+
+@layers
+def test_dtype_moves(name):
+    layer, x = make(name)
+    layer.eval()
+    with torch.no_grad():
+        single = layer(x)
+        double = layer.double()(x.double())
+        assert double.dtype == torch.float64
+        torch.testing.assert_close(double.float(), single, rtol=1e-3, atol=1e-4)
+        back = layer.float()(x)
+    torch.testing.assert_close(back, single)
+
+
+@layers
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_half_precision_models(name, dtype):
+    layer, x = make(name)
+    single = layer(x)
+    half = layer.to(dtype)(x.to(dtype))
+    assert half.dtype == dtype
+    torch.testing.assert_close(half.float(), single, atol=0.1, rtol=0.1)
+    half.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+@layers
+def test_autocast_leaves_the_weight_alone(name):
+    layer, x = make(name)
+    expected = layer.weight
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer.weight, expected)
+        layer(x)
+
+
+@layers
+def test_state_dict_round_trips(name, tmp_path):
+    layer, x = make(name)
+    train_step(layer, x)
+    expected = layer(x)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    safetensors.torch.save_model(layer, str(tmp_path / "layer.safetensors"))
+    other, _ = make(name)
+    other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    assert torch.equal(other(x), expected)
+    third, _ = make(name)
+    safetensors.torch.load_model(third, tmp_path / "layer.safetensors")
+    assert torch.equal(third(x), expected)
+
+
+@layers
+def test_deepcopy_is_independent(name):
+    layer, x = make(name)
+    expected = layer(x)
+    twin = copy.deepcopy(layer)
+    assert torch.equal(twin(x), expected)
+    train_step(twin, x)
+    assert torch.equal(layer(x), expected) and not torch.equal(twin(x), expected)
+    parametrize.remove_parametrizations(twin, "weight")
+    assert torch.equal(layer(x), expected)
+
+
+@layers
+def test_pickle(name):
+    layer, x = make(name)
+    layer.eval()
+    with torch.no_grad():
+        expected = layer(x)
+        buffer = io.BytesIO()
+        torch.save(nn.Sequential(layer), buffer)
+        buffer.seek(0)
+        assert torch.equal(torch.load(buffer, weights_only=False)(x), expected)
+
+
+@layers
+def test_remove_parametrizations(name):
+    layer, x = make(name)
+    train_step(layer, x)
+    expected = layer(x)
+    parametrize.remove_parametrizations(layer, "weight")
+    assert isinstance(layer.weight, nn.Parameter) and not parametrize.is_parametrized(layer)
+    assert type(layer) is LAYERS[name].cls
+    assert torch.equal(layer(x), expected)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(x), expected)
+
+
+@layers
+def test_averaged_models(name):
+    layer, x = make(name)
+    average = torch.optim.swa_utils.AveragedModel(layer, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    average.eval()
+    with torch.no_grad():
+        before = average(x)
+    train_step(layer, x, lr=1.0)
+    average.update_parameters(layer)
+    with torch.no_grad():
+        assert not torch.equal(average(x), before)
+
+
+@layers
+def test_compile_without_graph_breaks(name):
+    torch._dynamo.reset()
+    layer, x = make(name)
+    expected = layer(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    out = compiled(x)
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+    layer.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), expected)
+
+
+@layers
+def test_export(name):
+    layer, x = make(name)
+    layer.eval()
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@layers
+def test_meta_and_fake_construction(name):
+    layer, x = make(name, device="meta")
+    assert all(p.is_meta for p in layer.parameters())
+    assert layer(x.to("meta")).is_meta
+    with FakeTensorMode():
+        layer, x = make(name)
+        layer.eval()
+        with torch.no_grad():
+            shape = layer(x).shape
+    real, x = make(name)
+    assert real(x).shape == shape
+
+
+@layers
+def test_per_sample_gradients(name):
+    """vmap(grad) through the constraint, as private training needs it."""
+    layer, x = make(name)
+    parameters = {k: v.detach() for k, v in layer.named_parameters()}
+
+    def loss(p, sample):
+        return torch.func.functional_call(layer, p, (sample[None],)).square().sum()
+
+    per_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    expected = torch.func.grad(loss)(parameters, x[1])
+    for key, value in expected.items():
+        torch.testing.assert_close(per_sample[key][1], value, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,154 @@
+"""Dense layers: what each guarantees, by SVD of the operator it applies."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import orthogonium.linalg as linalg
+from orthogonium import ClassParam
+from orthogonium.errors import ConstraintError, ParameterError
+from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
+from orthogonium.reparametrizers import (
+    BatchedBjorckOrthogonalization,
+    BatchedCholeskyOrthogonalization,
+    BatchedIdentity,
+    BatchedPowerIteration,
+    OrthoParams,
+)
+
+EXACT_PRESETS = ["DEFAULT", "DEFAULT_TEST", "POLAR", "EXP", "CAYLEY", "QR", "CHOLESKY_STABLE"]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+shapes = pytest.mark.parametrize("shape", [(12, 12), (12, 5), (5, 12), (1, 7), (7, 1)], ids=str)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+
+
+def preset(name):
+    return getattr(linalg, f"{name}_ORTHO_PARAMS")
+
+
+def operator(layer):
+    """The matrix that the layer applies, from its responses to unit inputs."""
+    probe = torch.eye(layer.in_features, dtype=layer.weight.dtype)
+    with torch.no_grad():
+        return (layer(probe) - layer(torch.zeros_like(probe))).T.double()
+
+
+def train(layer, optimizer_class, steps=50, **options):
+    optimizer = optimizer_class(layer.parameters(), **options)
+    x = torch.randn(32, layer.in_features, dtype=layer.weight.dtype)
+    y = torch.randn(32, layer.out_features, dtype=layer.weight.dtype)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (layer(x) * y).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", EXACT_PRESETS)
+@shapes
+@dtypes
+def test_ortho_linear(name, shape, dtype):
+    layer = OrthoLinear(*shape, ortho_params=preset(name), dtype=dtype)
+    for options in ({}, {"optimizer_class": torch.optim.SGD, "lr": 50.0, "momentum": 0.9, "weight_decay": 1e-3}):
+        if options:
+            train(layer, **options)
+        sigma = torch.linalg.svdvals(operator(layer))
+        assert (sigma - 1).abs().max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", ["BJORCK", "BJORCK_PASS_THROUGH", "CHOLESKY"])
+def test_other_presets_reach_their_tolerance_on_their_initialization(name):
+    layer = OrthoLinear(9, 6, ortho_params=preset(name))
+    assert (torch.linalg.svdvals(operator(layer)) - 1).abs().max() <= 1e-5
+
+
+@shapes
+@dtypes
+def test_spectral_linear(shape, dtype):
+    layer = SpectralLinear(*shape, dtype=dtype)
+    for _ in range(2):
+        sigma = torch.linalg.svdvals(operator(layer))
+        assert 0.94 <= sigma.max() <= 1 + 1e-6
+        train(layer, torch.optim.Adam, lr=0.5)
+
+
+@shapes
+@dtypes
+def test_unit_norm_linear(shape, dtype):
+    layer = UnitNormLinear(*shape, dtype=dtype)
+    for _ in range(2):
+        assert (operator(layer).norm(dim=1) - 1).abs().max() <= TOLERANCE[dtype]
+        train(layer, torch.optim.Adam, lr=0.5)
+
+
+def test_it_learns():
+    """An OrthoLinear finds the rotation that made the data."""
+    target = torch.linalg.qr(torch.randn(6, 6))[0]
+    target[:, 0] *= torch.det(target).sign()  # a rotation
+    layer = OrthoLinear(6, 6, bias=False)
+    with torch.no_grad():
+        layer.weight = torch.eye(6)
+    x = torch.randn(256, 6)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    for _ in range(600):
+        optimizer.zero_grad()
+        (layer(x) - x @ target.T).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), target, atol=1e-2, rtol=0)
+
+
+def test_singular_values_and_stable_rank():
+    layer = OrthoLinear(7, 4)
+    assert layer.singular_values() == pytest.approx((1, 1, 4), abs=1e-5)
+    layer = UnitNormLinear(3, 2, dtype=torch.float64)
+    layer.weight = torch.tensor([[1.0, 0, 0], [0.6, 0.8, 0]], dtype=torch.float64)
+    sigma = torch.linalg.svdvals(layer.weight.detach())
+    expected = (sigma[1].item(), sigma[0].item(), (2 / sigma[0] ** 2).item())
+    assert layer.singular_values() == pytest.approx(expected)
+
+
+def test_user_built_ortho_params():
+    """Classes, `functools.partial` and ClassParam all serve as factories."""
+    choices = [
+        OrthoParams(spectral_normalizer=BatchedIdentity, orthogonalizer=BatchedCholeskyOrthogonalization),
+        OrthoParams(
+            spectral_normalizer=ClassParam(BatchedPowerIteration, power_it_niter=10),
+            orthogonalizer=ClassParam(BatchedBjorckOrthogonalization, niters=30, pass_through=False),
+        ),
+        OrthoParams(
+            spectral_normalizer=functools.partial(BatchedPowerIteration, power_it_niter=5, eps=1e-9),
+            orthogonalizer=functools.partial(BatchedCholeskyOrthogonalization, stable=True),
+        ),
+    ]
+    for params in choices:
+        layer = OrthoLinear(5, 3, ortho_params=params)
+        assert (torch.linalg.svdvals(operator(layer)) - 1).abs().max() <= 1e-5
+
+
+def test_assigning_a_weight():
+    layer = OrthoLinear(4, 4, dtype=torch.float64)
+    rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    layer.weight = rotation
+    torch.testing.assert_close(layer.weight.detach(), rotation)
+    with pytest.raises(ConstraintError, match="outside"):
+        layer.weight = 2 * rotation
+    with pytest.raises(ConstraintError, match="recover"):
+        SpectralLinear(4, 4).weight = torch.eye(4)
+
+
+@pytest.mark.parametrize("layer", [OrthoLinear, UnitNormLinear, SpectralLinear])
+def test_bad_arguments(layer):
+    with pytest.raises(ParameterError, match="at least one"):
+        layer(0, 3)
+    with pytest.raises(TypeError):
+        layer(3, 3, no_such_argument=1)
+    with pytest.raises(ParameterError, match="niter"):
+        SpectralLinear(3, 3, niter=-1)
+
+
+def test_it_is_a_linear_layer():
+    layer = OrthoLinear(3, 5, False)
+    assert isinstance(layer, nn.Linear) and layer.bias is None
+    assert layer.extra_repr() == nn.Linear(3, 5, False).extra_repr()
+    assert str(layer.guarantee) == "all singular values 1, always"
