@@ -7,7 +7,7 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers.constrained import Constrained, Guarantee
-from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, random_orthogonal
 from orthogonium.methods.constraint import constrain
 from orthogonium.methods.dense import OrthogonalMatrix, UnitBall, UnitRows
 
@@ -28,12 +28,9 @@ class _ConstrainedLinear(Constrained, nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
 
     def reset_parameters(self) -> None:
-        """Orthogonal weight (drawn in float32 or better), zero bias."""
+        """Random orthogonal weight, zero bias."""
         with torch.no_grad():
-            if self.weight.is_meta:
-                return
-            wide = torch.empty_like(self.weight, dtype=torch.promote_types(self.weight.dtype, torch.float32))
-            self.weight.copy_(nn.init.orthogonal_(wide))
+            self.weight.copy_(random_orthogonal(tuple(self.weight.shape), self.weight.device, self.weight.dtype))
             if self.bias is not None:
                 self.bias.zero_()
 

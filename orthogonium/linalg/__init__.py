@@ -30,6 +30,7 @@ from orthogonium.linalg.params import (
     QR_ORTHO_PARAMS,
     OrthoParams,
 )
+from orthogonium.linalg.random import random_orthogonal
 from orthogonium.linalg.rotations import (
     BatchedCayleyOrthogonalization,
     BatchedExponentialOrthogonalization,
@@ -75,6 +76,7 @@ __all__ = [
     "polar",
     "power_iteration",
     "qr",
+    "random_orthogonal",
     "span_basis",
     "spectral_normalize",
     "unit_norm",

@@ -71,8 +71,8 @@ def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> T
         deficit = (rank - w.detach().square().sum((-2, -1))).abs().max().item()
         if not deficit <= (64 * torch.finfo(w.dtype).eps * (rank + 8) if tolerance is None else tolerance):
             warnings.warn(
-                f"{name}: the input is rank-deficient or too ill-conditioned, so that the result is not orthogonal: its "
-                f"squared Frobenius norm is off by {deficit:.2g} from {rank}. Initialize with full rank, or use the QR, "
+                f"{name}: the input is rank-deficient or too ill-conditioned, so the result is not orthogonal: its "
+                f"squared Frobenius norm is off by {deficit:.2g} from {rank}. Use full rank, or the QR, "
                 "Cayley or exponential method, which are defined for every matrix.",
                 NumericalWarning,
                 stacklevel=4,

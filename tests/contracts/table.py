@@ -8,6 +8,16 @@ from torch import Tensor, nn
 
 import orthogonium.linalg as linalg
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
+from orthogonium.layers.conv import AOC
+from tests.oracle import plain_conv
+
+
+def _vectors(layer: nn.Module) -> Tensor:
+    return torch.randn(3, layer.in_features)
+
+
+def _images(layer: nn.Module) -> Tensor:
+    return torch.randn(3, layer.in_channels, *(6,) * layer.dims)
 
 
 @dataclass
@@ -15,7 +25,7 @@ class Case:
     cls: type
     arguments: dict
     counterpart: type = nn.Linear
-    input: Callable[[nn.Module], Tensor] = lambda layer: torch.randn(3, layer.in_features)
+    input: Callable[[nn.Module], Tensor] = _vectors
 
     def make(self, **options):
         return self.cls(**self.arguments, **options)
@@ -23,6 +33,11 @@ class Case:
 
 def _dense(cls, in_features=6, out_features=4, **arguments):
     return Case(cls, {"in_features": in_features, "out_features": out_features, **arguments})
+
+
+def _conv(cls, in_channels=4, out_channels=6, kernel_size=3, **arguments):
+    arguments = {"in_channels": in_channels, "out_channels": out_channels, "kernel_size": kernel_size, **arguments}
+    return Case(cls, arguments, plain_conv(cls.dims, "Transpose" in cls.__name__), _images)
 
 
 LAYERS = {
@@ -33,4 +48,17 @@ LAYERS = {
     "OrthoLinear-tall": _dense(OrthoLinear, 4, 6),
     "UnitNormLinear": _dense(UnitNormLinear),
     "SpectralLinear": _dense(SpectralLinear),
+    "AOC": _conv(AOC.AdaptiveOrthoConv2d),
+    "AOC-strided": _conv(AOC.AdaptiveOrthoConv2d, stride=2),
+    "AOC-strided-columns": _conv(AOC.AdaptiveOrthoConv2d, 2, 12, stride=2),
+    "AOC-grouped-zeros": _conv(AOC.AdaptiveOrthoConv2d, 4, 4, 2, groups=2, padding=1, padding_mode="zeros"),
+    "AOC-qr": _conv(AOC.AdaptiveOrthoConv2d, stride=2, ortho_params=linalg.QR_ORTHO_PARAMS),
+    "AOC-1d": _conv(AOC.AdaptiveOrthoConv1d, 4, 4, 5, dilation=2),
+    "AOC-3d": _conv(AOC.AdaptiveOrthoConv3d, 2, 3, (2, 3, 1), bias=False),
+    "AOC-transpose": _conv(AOC.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
+    "AOC-transpose-circular": _conv(
+        AOC.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
+    ),
+    "RKO": _conv(AOC.RKOConv2d, stride=2),
+    "BCOP": _conv(AOC.FastBlockConv2d),
 }

@@ -1,0 +1,148 @@
+"""The geometry of a convolution, and the rule that tells whether an orthogonal one of that geometry exists.
+
+Note [Existence]
+Per axis let `e = min(s / gcd(s, d), k)` be the effective stride (stride s, dilation d, kernel size k); channels are
+per group. Orthonormal *rows* are possible iff `out ≤ in·∏e`: the taps that one output can share with no shifted copy
+of itself number `∏e`. Otherwise orthonormal *columns* are needed; every input must then be seen by some window, which
+takes `gcd(s, d) = 1` and `k ≥ s` on every axis, i.e. `e = s`.
+
+Note [Construction]
+`K = RKO ⊛ BCOP`: a stride-1 orthogonal kernel of size `k − e + 1`, then a reshaped orthogonal matrix of size e that
+strides. Between them are `in` channels in the row case, `⌊out / ∏e⌋ ≥ in` in the column case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from orthogonium.errors import GeometryError
+
+Size = int | Sequence[int]
+
+
+def to_tuple(value: Size, dims: int, name: str, minimum: int = 1) -> tuple[int, ...]:
+    """A size for each axis."""
+    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(sizes) == 1 and dims > 1:
+        sizes = sizes * dims
+    if len(sizes) != dims or not all(isinstance(v, int) and v >= minimum for v in sizes):
+        raise GeometryError(f"{name} must be an integer of at least {minimum}, or {dims} of them, got {value!r}.")
+    return sizes
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Sizes of a convolution, as tuples with one entry for each axis.
+
+    >>> ConvGeometry.of(2, 64, 128, kernel_size=3, stride=2).effective_stride
+    (2, 2)
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        dilation: Size = 1,
+        groups: int = 1,
+    ) -> ConvGeometry:
+        """Validate the sizes and make them tuples."""
+        if not isinstance(groups, int) or groups < 1:
+            raise GeometryError(f"groups must be an integer of at least 1, got {groups!r}.")
+        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if not isinstance(channels, int) or channels < 1 or channels % groups:
+                raise GeometryError(
+                    f"{name} must be a positive multiple of groups, got {channels!r} with groups={groups}."
+                )
+        return cls(
+            in_channels,
+            out_channels,
+            to_tuple(kernel_size, dims, "kernel_size"),
+            to_tuple(stride, dims, "stride"),
+            to_tuple(dilation, dims, "dilation"),
+            groups,
+        )
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel_size)
+
+    @property
+    def group_in(self) -> int:
+        """Input channels of a group."""
+        return self.in_channels // self.groups
+
+    @property
+    def group_out(self) -> int:
+        """Output channels of a group."""
+        return self.out_channels // self.groups
+
+    @property
+    def effective_stride(self) -> tuple[int, ...]:
+        """E of Note [Existence]."""
+        axes = zip(self.stride, self.dilation, self.kernel_size, strict=True)
+        return tuple(min(s // math.gcd(s, d), k) for s, d, k in axes)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Pixels from the first to the last tap, `d(k − 1) + 1`."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """`(out, in/groups, *kernel_size)`."""
+        return (self.out_channels, self.group_in, *self.kernel_size)
+
+
+@dataclass(frozen=True)
+class Construction:
+    """How an orthogonal kernel of a geometry is built (Note [Construction]); sizes are per group."""
+
+    orthonormal: Literal["rows", "columns"]
+    method: Literal["bcop", "rko", "rko ⊛ bcop"]
+    inner_channels: int
+    bcop_size: tuple[int, ...]
+    rko_size: tuple[int, ...]
+
+
+def select_method(geometry: ConvGeometry) -> Construction:
+    """The construction an adaptive orthogonal layer of this geometry uses; `GeometryError` if none can exist.
+
+    >>> select_method(ConvGeometry.of(2, 64, 64, kernel_size=3)).method
+    'bcop'
+    >>> select_method(ConvGeometry.of(2, 64, 128, kernel_size=3, stride=2)).method
+    'rko ⊛ bcop'
+    >>> select_method(ConvGeometry.of(2, 3, 64, kernel_size=4, stride=4)).method
+    'rko'
+    """
+    ci, co, e = geometry.group_in, geometry.group_out, geometry.effective_stride
+    volume = math.prod(e)
+    rows = co <= ci * volume
+    if not rows and e != geometry.stride:
+        raise GeometryError(
+            f"No orthogonal convolution has kernel {geometry.kernel_size}, stride {geometry.stride} and dilation "
+            f"{geometry.dilation} for {ci}→{co} channels per group: with more outputs than in·∏e = {ci}·{volume} = "
+            f"{ci * volume} (effective stride e = min(s/gcd(s, d), k) = {e}), every input must be seen by a window, which "
+            f"needs e = stride. Use at most {ci * volume * geometry.groups} output channels, a kernel at least as large "
+            "as the stride, or a dilation coprime to it."
+        )
+    bcop_size = tuple(k - f + 1 for k, f in zip(geometry.kernel_size, e, strict=True))
+    # A 1×1 stage beside another one adds nothing to it: BCOP ends in an orthogonal matrix of its own.
+    method: Literal["bcop", "rko", "rko ⊛ bcop"] = (
+        "bcop" if volume == 1 else "rko" if rows and set(bcop_size) == {1} else "rko ⊛ bcop"
+    )
+    return Construction("rows" if rows else "columns", method, ci if rows else co // volume, bcop_size, e)

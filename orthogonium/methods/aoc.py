@@ -1,0 +1,83 @@
+"""Adaptive orthogonal convolution: the orthogonal kernel of any geometry that has one.
+
+Boissin, Mamalet, Fel, Picard, Massena, Serrurier (2025), "An adaptive orthogonal convolution scheme for efficient and
+flexible CNN architectures". `K = RKO ⊛ BCOP` (Note [Construction] of `kernels/geometry.py`). The factors of BCOP are
+applied to the thinner side: to the RKO kernel itself where its rows are orthonormal, to the first columns of a
+rotation otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.kernels import ConvGeometry, block_conv, select_method
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, random_orthogonal, span_basis
+from orthogonium.methods.bcop import compose, count_bases
+from orthogonium.methods.constraint import Constraint
+
+
+class OrthogonalKernel(Constraint):
+    """AOC kernel of a geometry. Raw parameters: the bases of BCOP `(g, N, c, ⌊c/2⌋)`, the RKO matrix, or both.
+
+    The bases only matter through their span, for which the default `ortho_params` has a cheaper gradient; other ones
+    are used as they are.
+    """
+
+    def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.plan = plan = select_method(geometry)
+        g, ci, co = geometry.groups, geometry.group_in, geometry.group_out
+        self.rows = plan.orthonormal == "rows"
+        self.has_rko = plan.method != "bcop"
+        # BCOP starts from a rotation unless it multiplies the RKO kernel directly.
+        self.rotate = not (self.has_rko and self.rows)
+        # Side of the projectors, and the other side of the kernel they are applied to.
+        self.channels, self.columns = (max(ci, co), min(ci, co)) if not self.has_rko else (plan.inner_channels, ci)
+        bases = count_bases(plan.bcop_size, self.rotate)
+        self.shapes: list[tuple[int, ...]] = []
+        if bases:
+            shape: tuple[int, ...] = (g, bases, self.channels, self.channels // 2)
+            self.shapes.append(shape)
+            exact = ortho_params == DEFAULT_ORTHO_PARAMS or shape[-1] == 0
+            self.span: nn.Module | None = None if exact else ortho_params.build(shape)
+        if self.has_rko:
+            shape = (g, co, plan.inner_channels * math.prod(plan.rko_size))
+            self.shapes.append(shape)
+            self.orthogonalize = ortho_params.build(shape)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether any parameter is left to train: with one channel per group, there may be none."""
+        return any(math.prod(shape) for shape in self.shapes)
+
+    def initial(
+        self, device: torch.device | str | None, dtype: torch.dtype, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, ...]:
+        """Random orthonormal bases and a random orthogonal matrix."""
+        return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.shapes)
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """The kernel `(out, in/g, *k)`."""
+        g, co, ci = self.geometry.groups, self.geometry.group_out, self.geometry.group_in
+        bases = start = None
+        if self.has_rko:
+            rko = self.orthogonalize(raw[-1]).reshape(g, co, self.plan.inner_channels, *self.plan.rko_size)
+            if self.rows:  # (g, co, ci, *e) → (g, ci, *e, co)
+                start = rko.movedim(1, -1)
+        if len(raw) > self.has_rko:
+            bases = span_basis(raw[0]) if self.span is None else self.span(raw[0])
+            x = compose(bases, self.plan.bcop_size, start, self.columns)
+        else:
+            assert start is not None
+            x = start
+        # x is (g, c, *taps, m); its columns are orthonormal at each frequency.
+        if not (self.rows if self.has_rko else co < ci):
+            x = x.movedim(-1, 2)  # (g, co or inner, ci, *taps)
+            if self.has_rko:
+                return block_conv(x.flatten(0, 1), rko.flatten(0, 1), groups=g)
+            return x.reshape(self.geometry.weight_shape)
+        return x.movedim(-1, 1).reshape(self.geometry.weight_shape)  # from (g, ci, *taps, co)

@@ -1,0 +1,45 @@
+"""Reshaped kernel orthogonalization: an orthogonal matrix read as a kernel.
+
+Serrurier et al. (2021), "Achieving robustness in classification using optimal transport with hinge regularization".
+The matrix `out × (in·∏k)` has all singular values 1. Where windows do not overlap (`k ≤ e`, the effective stride) so
+has the convolution; else each pixel is seen by at most `∏⌈k/e⌉` windows, and dividing by the root of that number makes
+the convolution 1-Lipschitz.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.linalg import OrthoParams, random_orthogonal
+from orthogonium.methods.constraint import Constraint
+
+
+def overlap(geometry: ConvGeometry) -> int:
+    """Number of windows that see a pixel at most, `∏⌈k / (s/gcd(s, d))⌉`."""
+    axes = zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
+    return math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in axes)
+
+
+class ReshapedKernel(Constraint):
+    """RKO kernel: the raw parameter is the matrix, `(g, out/g, in/g·∏k)`."""
+
+    def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.raw_shape = (geometry.groups, geometry.group_out, geometry.group_in * math.prod(geometry.kernel_size))
+        self.scale = overlap(geometry) ** -0.5
+        self.orthogonalize = ortho_params.build(self.raw_shape)
+
+    def initial(
+        self, device: torch.device | str | None, dtype: torch.dtype, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, ...]:
+        """A random orthogonal matrix."""
+        return (random_orthogonal(self.raw_shape, device, dtype, generator),)
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """The kernel of the raw matrix."""
+        return self.scale * self.orthogonalize(raw[0]).reshape(self.geometry.weight_shape)
