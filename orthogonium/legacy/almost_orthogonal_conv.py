@@ -53,9 +53,9 @@ class AOLConv2d(nn.Conv2d):
     Guarantee: 1-Lipschitz, within 1e-6 in float32: any stride, dilation and groups, any zero padding, circular
     padding that does not enlarge the image.
 
-    Kept from the original: one step, on the input channels only, blind to the stride, so the norm is often well
-    below 1 for kernels that are not nearly orthogonal (0.55 to 0.82 for Gaussian 3 × 3). The start is nearly orthogonal:
-    one orthogonal tap in the middle.
+    Kept from the original: one step, on the input channels only, blind to the stride, so the norm is well below 1
+    for kernels that are not nearly orthogonal (0.55 to 0.82 for Gaussian 3 × 3). The start is one orthogonal tap in
+    the middle.
 
     >>> layer = AOLConv2d(3, 3, 3, padding=1, bias=False)
     >>> x = torch.randn(1, 3, 4, 4)

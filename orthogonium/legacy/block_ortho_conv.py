@@ -6,12 +6,20 @@ Lipschitz Constrained Convolutional Networks", NeurIPS 2019.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orthogonium.errors import GeometryError, ParameterError, ShapeError
-from orthogonium.legacy._common import MatrixPowerIteration, add_bias, downsample, require_positive
+from orthogonium.errors import GuaranteeWarning, ParameterError, ShapeError
+from orthogonium.legacy._common import (
+    MatrixPowerIteration,
+    add_bias,
+    downsample,
+    require_positive,
+    require_same_padding,
+)
 
 
 def bjorck(
@@ -35,7 +43,11 @@ def bjorck(
 
 
 class ScaledBjorck(nn.Module):
-    """Björck's iteration on matrices first divided by their norm, which a running power iteration estimates."""
+    """Björck's iteration on matrices first divided by their norm, which a running power iteration estimates.
+
+    The estimate is from below and Björck diverges for singular values above √3, so it is kept above √‖XXᵀ‖_F / 1.7:
+    the root is an upper bound of the norm, hence nothing exceeds 1.7 however far the weights have moved.
+    """
 
     def __init__(self, matrices: Tensor, iters: int, beta: float, power_iteration_scaling: bool) -> None:
         super().__init__()
@@ -50,7 +62,10 @@ class ScaledBjorck(nn.Module):
     def forward(self, matrices: Tensor) -> Tensor:  # (batch, m, n) → same
         """The orthonormal factors."""
         if self.norm is not None:
-            matrices = matrices / self.norm.of(matrices).view(-1, 1, 1)
+            narrow = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+            upper = torch.linalg.matrix_norm(narrow @ narrow.mT).sqrt()
+            scale = torch.maximum(self.norm.of(matrices), upper / 1.7)
+            matrices = matrices / scale.clamp_min(torch.finfo(scale.dtype).tiny).view(-1, 1, 1)
         return bjorck(matrices, self.iters, self.beta)
 
 
@@ -135,23 +150,26 @@ class BCOP(nn.Module):
         require_positive(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
         if padding_mode not in ("circular", "zeros"):
             raise ParameterError(f"BCOP: padding_mode must be 'circular' or 'zeros', got {padding_mode!r}.")
-        if padding_mode == "circular" and padding is not None and 2 * padding != kernel_size - 1:
-            raise GeometryError(
-                f"BCOP: circular padding is orthogonal only if it keeps the size of the image, 2·padding = "
-                f"kernel_size − 1; got padding {padding}, kernel_size {kernel_size}. Leave padding=None."
-            )
+        if padding_mode == "circular":
+            require_same_padding("BCOP, circular", kernel_size, padding)
+        elif padding is not None and padding < 0:
+            raise ParameterError(f"BCOP: padding must not be negative, got {padding}. Crop the image instead.")
         self.in_channels, self.out_channels = in_channels * stride**2, out_channels
         self.kernel_size, self.stride, self.padding_mode = kernel_size, stride, padding_mode
         before, after = ((kernel_size - 1) // 2, kernel_size // 2) if padding is None else (padding, padding)
         self._pad = (before, after, before, after)
         c = max(self.in_channels, out_channels)
-        self.conv_matrices = nn.Parameter(torch.stack([nn.init.orthogonal_(torch.empty(c, c)) for _ in self._roles()]))
+        if c == 1 and kernel_size > 1:
+            warnings.warn(
+                "BCOP: an orthogonal convolution of one channel is a shift (and a sign), so this kernel cannot train. "
+                "Use more channels, or SOC.",
+                GuaranteeWarning,
+                stacklevel=2,
+            )
+        count = 1 + 2 * (kernel_size - 1)  # an orthogonal matrix, then two bases per 2 × 2 factor
+        self.conv_matrices = nn.Parameter(torch.stack([nn.init.orthogonal_(torch.empty(c, c)) for _ in range(count)]))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.orthonormalize = ScaledBjorck(self.conv_matrices, bjorck_iters, bjorck_beta, power_iteration_scaling)
-
-    def _roles(self) -> range:
-        """One orthogonal matrix, then a pair of bases per 2 × 2 factor."""
-        return range(1 + 2 * (self.kernel_size - 1))
 
     def kernel(self) -> Tensor:  # (out, in·stride², k, k)
         """The orthogonal kernel of the current parameters."""
@@ -163,7 +181,10 @@ class BCOP(nn.Module):
         """The convolution of a batch of images."""
         x = downsample(x, self.stride)
         if self.padding_mode == "circular" and min(x.shape[-2:]) < self.kernel_size // 2:
-            raise ShapeError(f"BCOP: kernel {self.kernel_size} wraps twice around images {tuple(x.shape[-2:])}.")
+            raise ShapeError(
+                f"BCOP: a kernel of size {self.kernel_size} wraps more than once around images {tuple(x.shape[-2:])}. "
+                "Use larger images or a smaller kernel."
+            )
         mode = "constant" if self.padding_mode == "zeros" else "circular"
         return add_bias(F.conv2d(F.pad(x, self._pad, mode=mode), self.kernel()), self.bias)
 

@@ -27,9 +27,9 @@ class ConvexPotentialLayerLinear(nn.Module):
     Paper: Meunier et al., "A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.
 
     Guarantee: 1-Lipschitz up to the power iteration. Kept from the original: it finds ‖W‖ from below, and an
-    estimate ρ‖W‖ makes the layer (2/ρ² − 1)-Lipschitz. Evaluation runs `eval_niter` iterations, deterministically: at most
-    1 + 5e-4 over 24 small layers. Training runs `niter` per call, which follows Adam at rate 1e-3, but lags at 1e-2
-    (ρ = 0.89, so 1.5-Lipschitz) and above (2.3 seen): certify in evaluation only.
+    estimate ρ‖W‖ makes the layer (2/ρ² − 1)-Lipschitz. Evaluation runs `eval_niter` iterations, deterministically: at
+    most 1 + 5e-4 over 24 small layers. Training runs `niter` per call, which follows Adam at rate 1e-3 but lags at
+    1e-2 (ρ = 0.89, so 1.5-Lipschitz) and above (2.3 seen): certify in evaluation only.
 
     >>> ConvexPotentialLayerLinear(4, 16)(torch.randn(2, 4)).shape
     torch.Size([2, 4])
@@ -55,7 +55,7 @@ class ConvexPotentialLayerConv(nn.Module):
 
     Guarantee and what is kept from the original: as for `ConvexPotentialLayerLinear`. The power iteration runs on
     images of side `input_size`; smaller ones have a smaller norm and are covered, larger ones are refused. The leading
-    singular values of a convolution lie close together, so it converges slowly: up to 1 + 1.6e-2 in evaluation, over 24.
+    singular values of a convolution lie close together, so it converges slowly: up to 1 + 1.6e-2 in evaluation.
 
     >>> ConvexPotentialLayerConv(3, 8, input_size=6)(torch.randn(1, 3, 6, 6)).shape
     torch.Size([1, 3, 6, 6])

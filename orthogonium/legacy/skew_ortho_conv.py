@@ -79,16 +79,16 @@ class SOC(nn.Module):
 
     Paper: Singla & Feizi, "Skew Orthogonal Convolutions", ICML 2021.
 
-    Guarantee (3 × 3, power iterations near their limit): in evaluation, 12 terms, no singular value exceeds 1 and none is
-    below 1 − 1e-5, with zero or circular padding.
+    Guarantee (3 × 3, power iterations near their limit): in evaluation, 12 terms, no singular value exceeds 1 and none
+    is below 1 − 1e-5, with zero or circular padding.
 
     Kept from the original: K is divided by the smallest spectral norm of the four unfoldings and multiplied by
     `correction`, without the √(k1·k2) of the bound. So ‖K‖ is only ≤ correction·k, 2.1 for 3 × 3 (1.2 to 1.8 seen).
     Twelve terms do not expand for ‖K‖ ≤ 3.38, which covers 3 × 3; the five of training expand by up to 0.5 % and
     shrink by up to 2 % at ‖K‖ = 2.1. `fantastic_four` is the sound bound.
     The spectral norms are power-iteration estimates from below, moved by `update_iters` steps in every `update_freq`-th
-    training call. Rare updates lag behind the optimizer: with `update_freq=200` and 190 steps of Adam, ‖K‖ reached 3.6, the
-    singular values in evaluation 1 + 4e-6 and 1 − 1e-4.
+    training call. Rare updates lag behind the optimizer: with `update_freq=200` and 190 steps of Adam, ‖K‖ reached 3.6,
+    the singular values in evaluation 1 + 4e-6 and 1 − 1e-4.
     Even kernels are refused: their adjoint sits half a pixel off and no kernel of that size is skew. Stride is a
     pixel-unshuffle before a convolution of the same kernel size on in·stride² channels.
 
