@@ -31,15 +31,20 @@ def test_q_trains(build, args, shape):
     assert layer.q.grad.abs().min() > 0
 
 
-def test_bound_is_used():
-    # W = I with all units open reflects: J = I − 2I
-    layer = SDPBasedLipschitzLinearLayer(4, 4).double()
+@pytest.mark.parametrize("build, args, shape", LAYERS)
+def test_bound_is_used(build, args, shape):
+    # W a single unit tap per channel, all units open: the layer reflects, J = I − 2I
+    layer = build(shape[0], shape[0], *args[2:]).double()
     with torch.no_grad():
-        layer.weight.copy_(torch.eye(4))
+        layer.weight.zero_()
+        layer.weight.view(shape[0], shape[0], -1)[:, :, layer.weight[0, 0].numel() // 2] = torch.eye(shape[0])
         layer.bias.fill_(100)
-    x = torch.randn(1, 4).double()
-    jacobian = torch.autograd.functional.jacobian(layer, x).reshape(4, 4)
-    assert torch.allclose(jacobian, -torch.eye(4).double(), atol=1e-9)
+        layer.q.fill_(1)
+    x = torch.randn(1, *shape).double()
+    jacobian = torch.autograd.functional.jacobian(layer, x).reshape(x.numel(), x.numel())
+    inner = slice(None) if len(shape) == 1 else torch.arange(x.numel()).view(shape)[:, 1:-1, 1:-1].flatten()
+    expected = -torch.eye(x.numel()).double()
+    assert torch.allclose(jacobian[inner], expected[inner], atol=1e-9)
 
 
 def test_zero_weight_is_the_identity():
