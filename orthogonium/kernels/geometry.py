@@ -25,7 +25,7 @@ Size = int | Sequence[int]
 
 def to_tuple(value: Size, dims: int, name: str, minimum: int = 1) -> tuple[int, ...]:
     """A size for each axis."""
-    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(sizes) == 1 and dims > 1:
         sizes = sizes * dims
     if len(sizes) != dims or not all(isinstance(v, int) and v >= minimum for v in sizes):

@@ -96,19 +96,20 @@ class ConstrainedConv(ConstrainedConvNd):
             return super().forward(input)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
+        if not border.same and any(n + 2 * p < x for n, p, x in zip(sizes, border.left, g.extent, strict=True)):
+            raise ShapeError(
+                f"{type(self).__name__}: images of size {tuple(sizes)} padded by {border.left} are smaller than the "
+                f"extent {g.extent} of the kernel. Use padding='same'."
+            )
         tiled = [tiled_size(n, s) for n, s in zip(sizes, g.stride, strict=True)]
         x = zero_extend(input, [0] * g.dims, [t - n for t, n in zip(tiled, sizes, strict=True)])
         pad = wrap if border.mode == "circular" else zero_extend
         y = _CONV[g.dims](pad(x, border.left, border.right), self.weight, self.bias, g.stride, 0, g.dilation, g.groups)
         if border.same:
             return y
-        surplus = [n - m for n, m in zip(self._outputs(sizes), y.shape[-g.dims :], strict=True)]
-        return zero_extend(y, [0] * g.dims, surplus)
-
-    def _outputs(self, sizes: Sequence[int]) -> list[int]:
-        """Number of outputs on each axis, for integer padding: torch's."""
-        axes = zip(sizes, self.border.left, self.geometry.extent, self.geometry.stride, strict=True)
-        return [(n + 2 * p - x) // s + 1 for n, p, x, s in axes]
+        # Integer padding has the outputs of torch, of which there may be one less.
+        outputs = [(n + 2 * p - x) // s + 1 for n, p, x, s in zip(sizes, border.left, g.extent, g.stride, strict=True)]
+        return zero_extend(y, [0] * g.dims, [m - n for m, n in zip(outputs, y.shape[-g.dims :], strict=True)])
 
 
 class ConstrainedConvTranspose(ConstrainedConvNd):
