@@ -1,0 +1,41 @@
+"""Independent judges of maps: Jacobians by automatic differentiation, searched worst cases. No algebra of the package."""
+
+import torch
+
+
+def jacobian(fn, x):
+    """Matrix of the derivative of `fn` at `x`."""
+    derivative = torch.autograd.functional.jacobian(fn, x)
+    return derivative.reshape(-1, x.numel())
+
+
+def singular_values(fn, x):
+    """Singular values of the derivative at `x`, measured in float64."""
+    return torch.linalg.svdvals(jacobian(fn, x).double())
+
+
+def largest_jump(fn, x, y, steps=2000):
+    """Largest ratio of moved to travelled distance between neighbours on the segment from `x` to `y`, batches of one.
+
+    A map with a jump of size d gives about d · steps / ‖y − x‖, whatever its Jacobians.
+    """
+    t = torch.linspace(0, 1, steps + 1, dtype=x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+    points = x + t * (y - x)
+    with torch.no_grad():
+        values = fn(points)
+    moved, travelled = ((p[1:] - p[:-1]).flatten(1).norm(dim=1) for p in (values, points))
+    return (moved / travelled).max().item()
+
+
+def worst_ratio(fn, x, y, steps=60, lr=0.1):
+    """Ratio ‖fn(x) − fn(y)‖ / ‖x − y‖ after gradient ascent on both points: a lower bound of the Lipschitz constant."""
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    optimizer = torch.optim.Adam([x, y], lr=lr, maximize=True)
+    best = 0.0
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ratio = (fn(x) - fn(y)).norm() / (x - y).norm()
+        best = max(best, ratio.item())
+        ratio.backward(inputs=[x, y])
+        optimizer.step()
+    return best
