@@ -1,4 +1,4 @@
-"""Independent judges of maps: Jacobians by automatic differentiation, searched worst cases. No algebra of the package."""
+"""Independent judges of maps: Jacobians by automatic differentiation, searched worst cases; no algebra of ours."""
 
 import torch
 
