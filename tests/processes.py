@@ -1,10 +1,13 @@
 """Runs a test body in two processes that form a `torch.distributed` world on CPU."""
 
+import warnings
+
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
 def _start(rank, worker, store, size):
+    warnings.simplefilter("error", FutureWarning)  # of torch, about what we call
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         worker(rank)

@@ -10,6 +10,8 @@ statistics local. In a single process, and in eval, nothing is communicated.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,6 +36,23 @@ def check_channels(x: Tensor, num_features: int, layer: str) -> None:
             f"{layer} was built for inputs (n, {num_features}, …) of any rank ≥ 2: got shape {tuple(x.shape)}. "
             f"Put channels on axis 1, or build it with num_features equal to their number."
         )
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """All-reduce whose derivative is an all-reduce: each process's value enters the result of every process."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = local.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 class BatchStatistics(nn.Module):
@@ -92,9 +111,7 @@ class BatchStatistics(nn.Module):
         """Sum over processes, differentiable."""
         if not self._is_synced():
             return local
-        from torch.distributed.nn.functional import all_reduce
-
-        return all_reduce(local, group=self.process_group or dist.group.WORLD)
+        return _SumOverProcesses.apply(local, self.process_group)
 
     def batch_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of each channel over the (global) batch, and the number of values it was taken over."""

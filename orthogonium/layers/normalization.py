@@ -113,7 +113,7 @@ class BatchLipNorm(BatchStatistics):
 
     def _scale(self, var: Tensor) -> Tensor:
         """`1/√max_c Var_c`."""
-        return torch.where(var < self.eps, 1.0, var).amax().rsqrt()
+        return torch.where(var < self.eps, 1.0, var).amax(dim=0).rsqrt()
 
     @property
     def lipschitz_constant(self) -> float:

@@ -70,7 +70,8 @@ class Cosine_VRA_Loss(nn.Module):  # the published name
     """Cosine loss and a soft form of verified robust accuracy: `−(1 − γ) cos(z, e_y) + γ Σ_{j≠y} softmax(h)_j h_j`.
 
     `h_j = relu(ε − (z_y − z_j)/L_yj)` is what the certified radius against class `j` lacks to `ε`; `L_yj` is `2L` for a
-    classwise head, `√2·L` for a global one, `L‖w_y − w_j‖` if the weight of the head is given.
+    classwise head, `√2·L` for a global one, `L‖w_y − w_j‖` if the weight of the head is given. Labels given as
+    probabilities `q` enter as `cos(z, q)` and as the expectation of the second term.
 
     Args:
         gamma: weight `γ` of the second term, in [0, 1].

@@ -275,8 +275,12 @@ def _compare_with_one_process(rank):
 
     torch.compiler.reset()
     compiled = BatchCentering(3).double()
-    y = torch.compile(compiled, backend="eager")(whole.detach()[mine])
-    assert torch.allclose(y, BatchCentering(3, sync=False).double()(whole)[mine])
+    x = whole.detach()[mine].requires_grad_()
+    y = torch.compile(compiled, backend="eager", fullgraph=True)(x)
+    (y * weight[mine]).sum().backward()
+    expected = BatchCentering(3, sync=False).double()(whole)
+    (gradient,) = torch.autograd.grad((expected * weight).sum(), whole)
+    assert torch.allclose(y, expected[mine]) and torch.allclose(x.grad, gradient[mine])
 
 
 def test_statistics_of_two_processes_are_those_of_the_global_batch(tmp_path):

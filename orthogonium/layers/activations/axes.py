@@ -8,7 +8,7 @@ from torch import Tensor
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.constrained import Guarantee
 
-# Kinks are broken towards one side (`where`, never `maximum` or `abs`, whose derivatives at a tie are averaged or 0),
+# Kinks are broken towards one side (never `maximum` or `abs`, whose derivatives at a tie are averaged or 0),
 # so the Jacobian that autograd applies is orthogonal at *every* input, also at the zeros and ties of padded images.
 ISOMETRY = Guarantee("orthogonal", "of the Jacobian at every input")
 
@@ -42,7 +42,7 @@ def check_channels(channels: int, layer: str, *, even: bool) -> None:
         raise ParameterError(f"{layer} needs {rule}: got channels={channels}.")
 
 
-def along(values: Tensor, x: Tensor, axis: int, layer: str) -> Tensor:
+def along(values: Tensor, x: Tensor, axis: int, layer: str, channels_per_value: int = 1) -> Tensor:
     """`values` (one per entry of `axis`), shaped to broadcast against `x`, in the precision to compute in.
 
     That precision is never below float32: the cosine and sine of an angle in bfloat16 are off the unit circle by 1e-3.
@@ -50,8 +50,9 @@ def along(values: Tensor, x: Tensor, axis: int, layer: str) -> Tensor:
     axis = positive_axis(x, axis, layer)
     if x.shape[axis] != values.numel():
         raise ShapeError(
-            f"{layer} holds {values.numel()} values along axis {axis}, the input (shape {tuple(x.shape)} there) has "
-            f"{x.shape[axis]}. Build the activation with the channel count of its input, or choose another axis."
+            f"{layer} was built for {values.numel() * channels_per_value} channels, the input has "
+            f"{x.shape[axis] * channels_per_value} on axis {axis}. Build it with the channels of its input, or choose "
+            "another axis."
         )
     dtype = torch.promote_types(torch.promote_types(values.dtype, x.dtype), torch.float32)
     return values.to(dtype).reshape([-1 if i == axis else 1 for i in range(x.dim())])

@@ -21,13 +21,13 @@ def n_activation(
     thresholds: Tensor,  # (c, 2), in either order
     axis: int = 1,
 ) -> Tensor:
-    """`x − 2t₁` below `t₁`, `−x` between, `x − 2t₂` above `t₂`, for the thresholds `t₁ ≤ t₂` of each channel."""
+    """`x − 2·clamp(x, t₁, t₂)` for the thresholds `t₁ ≤ t₂` of each channel."""
     s, t = (along(column, x, axis, "NActivation") for column in thresholds.unbind(1))
-    # Not minimum and maximum: at s = t they halve the gradient between both, and a channel that starts as the
-    # identity (0, 0) would keep s = t for ever.
+    # A channel that starts as the identity (0, 0) must give each threshold the gradient of its own side: `minimum` and
+    # `maximum` halve it between both at s = t, so that s = t for ever, and `clamp` with two bounds drops one half.
     ordered = s <= t
     low, high = torch.where(ordered, s, t), torch.where(ordered, t, s)
-    return torch.where(x < low, x - 2 * low, torch.where(x > high, x - 2 * high, -x)).to(x.dtype)
+    return (x - 2 * x.to(low.dtype).clamp(min=low).clamp(max=high)).to(x.dtype)
 
 
 class Abs(nn.Module):
@@ -45,7 +45,8 @@ class Abs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        return torch.where(x < 0, -x, x)
+        sign = 2 * (x >= 0).to(x.dtype) - 1
+        return x * sign
 
 
 class SoftHuber(nn.Module):
@@ -82,8 +83,8 @@ class SoftHuber(nn.Module):
 class NActivation(nn.Module):
     """The N-activation: slopes 1, −1, 1, with two trainable thresholds per channel.
 
-    `x − 2t₁` for `x < t₁`, `−x` for `t₁ ≤ x ≤ t₂`, `x − 2t₂` for `x > t₂`. Thresholds in either order mean the
-    same function. Channels start alternately as an N, thresholds (−1, 0), and as the identity, (0, 0).
+    `x − 2·clamp(x, t₁, t₂)`: `x − 2t₁` for `x < t₁`, `−x` between, `x − 2t₂` for `x > t₂`. Thresholds in either order
+    mean the same function. Channels start alternately as an N, thresholds (−1, 0), and as the identity, (0, 0).
     Prach, Lampert, "1-Lipschitz neural networks are more expressive with N-activations" (2023).
 
     Guarantee: slopes ±1 at every input, so the Jacobian is orthogonal.

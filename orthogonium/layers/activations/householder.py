@@ -29,7 +29,7 @@ def householder(
     This is `z` on one side of the line orthogonal to `v`, its mirror image on the other.
     """
     a, b, axis = halves(x, axis, "HouseHolder")
-    half_angle = along(theta, a, axis, "HouseHolder (half the channels)") / 2
+    half_angle = along(theta, a, axis, "HouseHolder", 2) / 2
     sin, cos = torch.sin(half_angle), torch.cos(half_angle)
     excess = 2 * torch.relu(a * sin - b * cos)
     return torch.cat([a - excess * sin, b + excess * cos], dim=axis).to(x.dtype)
@@ -53,7 +53,7 @@ def householder_order_2(
     are folded into that interval.
     """
     a, b, axis = halves(x, axis, "HouseHolder_Order_2")
-    t0, t1, t2 = (along(row, a, axis, "HouseHolder_Order_2 (half the channels)") for row in theta.unbind(0))
+    t0, t1, t2 = (along(row, a, axis, "HouseHolder_Order_2", 2) for row in theta.unbind(0))
     t1, t2 = _fold(t1), _fold(t2)
     with torch.no_grad():  # the angle only selects a piece; its own derivative is undefined at the origin
         phi = torch.remainder(torch.atan2(b, a) - t0 / 2, _TURN)
