@@ -19,7 +19,7 @@ ALLOWED = {
     "legacy": set(),
     "layers": {"methods", "kernels", "linalg", "spectral"},
     "certification": {"spectral", "layers"},
-    "losses": {"certification"},
+    "losses": {"certification", "layers"},
     "metrics": {"certification"},
     "testing": {"layers", "methods", "spectral", "certification"},
     "models": {"layers", "methods", "linalg"},

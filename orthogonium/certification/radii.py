@@ -1,0 +1,189 @@
+"""From logits to certificates: margins, certified l2 radii, verified robust accuracy. Pure functions, on any device.
+
+Note [Constant of a pair of logits]
+A perturbation can change the sign of `f_i − f_j` only if it is larger than its value divided by its Lipschitz constant.
+That constant depends on the head `f = Wφ + b`:
+
+- `"global"`: `√2·L` where `f` as a whole is `L`-Lipschitz, as with ‖W‖₂ ≤ 1 behind `L`-Lipschitz features;
+- `"classwise"`: `2·L` where each `f_i` alone is, as with unit rows behind `L`-Lipschitz features;
+- the weight `W` itself: `L·‖w_i − w_j‖` behind `L`-Lipschitz features, the sharpest.
+
+`L` must be an upper bound, float error and scaling of the inputs (`input_scaling`) included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from orthogonium.errors import ParameterError, ShapeError
+
+Head = Literal["global", "classwise"]
+_PAIR_FACTOR = {"global": math.sqrt(2), "classwise": 2.0}
+
+
+def check_head(last_layer_type: str, L: float) -> None:
+    """A known type of head and a usable constant."""
+    if last_layer_type not in _PAIR_FACTOR:
+        raise ParameterError(
+            f"The type of the last layer decides the certificate: 'global' (the whole matrix has norm ≤ 1) or "
+            f"'classwise' (unit rows): got {last_layer_type!r}. For any other linear head pass its weight instead."
+        )
+    if not (math.isfinite(L) and L > 0):
+        raise ParameterError(f"The Lipschitz constant must be positive and finite: got L={L}.")
+
+
+def check_logits(logits: Tensor) -> Tensor:
+    """Logits (n, classes) of at least two classes, in float32 or better."""
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise ShapeError(f"Logits have shape (n, classes) with at least 2 classes: got {tuple(logits.shape)}.")
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def check_indices(logits: Tensor, labels: Tensor) -> None:
+    """One class index per row. Values are looked at on CPU only: elsewhere that would stall the device."""
+    if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.is_complex():
+        raise ShapeError(
+            f"Labels of logits {tuple(logits.shape)} are {logits.shape[0]} class indices: got shape "
+            f"{tuple(labels.shape)} of {labels.dtype}. For one-hot labels use labels.argmax(dim=1)."
+        )
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= logits.shape[1]:
+            raise ShapeError(
+                f"Class indices of {logits.shape[1]} classes lie in [0, {logits.shape[1] - 1}]: got {low}…{high}."
+            )
+
+
+def pair_constants(
+    labels: Tensor,  # (n,)
+    last_layer_type: Head | Tensor,  # or the weight of the head, (classes, features)
+    L: float = 1.0,
+) -> float | Tensor:  # one for all, or (n, classes)
+    """Lipschitz constants of `f_y − f_j` for each label `y` and class `j`. Note [Constant of a pair of logits]."""
+    if isinstance(last_layer_type, str):
+        check_head(last_layer_type, L)
+        return _PAIR_FACTOR[last_layer_type] * L
+    if last_layer_type.dim() != 2:
+        raise ShapeError(f"The weight of a head has shape (classes, features): got {tuple(last_layer_type.shape)}.")
+    check_head("global", L)
+    rows = last_layer_type.to(torch.promote_types(last_layer_type.dtype, torch.float32))
+    # Not by matrix products: they lose half of the digits of small distances, which here are large radii.
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    return L * distances[labels]
+
+
+def _runner_up(
+    values: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+) -> Tensor:  # (n,)
+    """Smallest value among the classes other than the label."""
+    return values.scatter(1, labels[:, None], math.inf).amin(dim=1)
+
+
+def margins(
+    logits: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+) -> Tensor:  # (n,)
+    """`f_y − max_{j≠y} f_j`: positive where the prediction is right.
+
+    >>> from orthogonium.certification.radii import margins
+    >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))
+    tensor([ 0.5000, -2.0000])
+    """
+    logits = check_logits(logits)
+    check_indices(logits, labels)
+    return _runner_up(logits.gather(1, labels[:, None].long()) - logits, labels.long())
+
+
+def certified_radii(
+    logits: Tensor,  # (n, classes)
+    labels: Tensor | None = None,  # (n,)
+    last_layer_type: Head | Tensor = "classwise",
+    L: float = 1.0,
+) -> Tensor:  # (n,)
+    """Largest l2 perturbation of each input that provably keeps its class: `min_{j≠y} (f_y − f_j) / L_yj`.
+
+    `L_yj` is the Lipschitz constant of `f_y − f_j` (Note [Constant of a pair of logits]). Measured against the label:
+    negative where the prediction is wrong.
+
+    Args:
+        logits: outputs of the network.
+        labels: class indices; None certifies the predictions themselves.
+        last_layer_type: "global", "classwise", or the weight (classes, features) of a linear head.
+        L: Lipschitz constant of the network, for a weight: of everything before the head.
+
+    >>> from orthogonium.certification.radii import certified_radii
+    >>> logits, labels = torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([0])
+    >>> certified_radii(logits, labels), certified_radii(logits, labels, torch.eye(3))
+    (tensor([1.]), tensor([1.4142]))
+    """
+    logits = check_logits(logits)
+    labels = logits.argmax(dim=1) if labels is None else labels
+    check_indices(logits, labels)
+    labels = labels.long()
+    if isinstance(last_layer_type, Tensor) and last_layer_type.shape[:1] != logits.shape[1:]:
+        raise ShapeError(
+            f"A head of weight {tuple(last_layer_type.shape)} gives {last_layer_type.shape[0]} logits: got "
+            f"{logits.shape[1]}."
+        )
+    gaps = logits.gather(1, labels[:, None]) - logits
+    constants = pair_constants(labels, last_layer_type, L)
+    if isinstance(constants, float):
+        return _runner_up(gaps / constants, labels)
+    # Equal rows of a head never change their order: an infinite radius, or 0 where they tie.
+    constant = constants == 0
+    radii = gaps / torch.where(constant, 1.0, constants)
+    endless = torch.copysign(torch.full_like(gaps, math.inf), gaps.detach())
+    return _runner_up(torch.where(constant & (gaps != 0), endless, radii), labels)
+
+
+def VRA(
+    output: Tensor,  # (n, classes)
+    class_indices: Tensor,  # (n,)
+    last_layer_type: Head | Tensor = "classwise",
+    L: float = 1.0,
+    eps: float = 36 / 255,
+    return_certs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Verified robust accuracy: the fraction of inputs that are right and provably stay so within `eps`.
+
+    An input counts if its certified radius is strictly larger than `eps`.
+
+    Args:
+        output: logits.
+        class_indices: labels.
+        last_layer_type: "global", "classwise", or the weight (classes, features) of a linear head.
+        L: Lipschitz constant of the network, for a weight: of everything before the head.
+        eps: l2 radius, in the units `L` refers to.
+        return_certs: whether to return the radii (n,) too.
+
+    Returns:
+        The fraction, a scalar; with `return_certs` the pair (fraction, radii).
+
+    >>> from orthogonium.certification.radii import VRA
+    >>> VRA(torch.tensor([[3.0, 1.0], [1.0, 1.2], [0.0, 4.0]]), torch.tensor([0, 1, 0]), eps=0.5)
+    tensor(0.3333)
+    """
+    if not eps >= 0:
+        raise ParameterError(f"VRA needs a radius eps ≥ 0: got {eps}.")
+    radii = certified_radii(output, class_indices, last_layer_type, L)
+    fraction = (radii > eps).to(radii.dtype).mean()
+    return (fraction, radii) if return_certs else fraction
+
+
+def input_scaling(std: float | Sequence[float]) -> float:
+    """Lipschitz constant of normalising inputs by `(x − mean)/std`: `1/min std`, a factor of `L` for raw inputs.
+
+    >>> from orthogonium.certification.radii import input_scaling
+    >>> input_scaling([0.25, 0.5, 0.5])
+    4.0
+    """
+    smallest = min(std) if isinstance(std, Sequence) else std
+    if not smallest > 0:
+        raise ParameterError(f"Standard deviations must be positive: got {std}.")
+    return 1 / smallest

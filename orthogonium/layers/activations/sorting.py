@@ -1,0 +1,156 @@
+"""Activations that permute their input: MaxMin, GroupSort, FullSort, and MaxMin written with ReLU alone.
+
+Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation" (2019). The Jacobian is a permutation matrix, so
+norms of gradients pass unchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers.activations.axes import ISOMETRY, halves, positive_axis
+
+
+def max_min(x: Tensor, axis: int = 1) -> Tensor:
+    """`(a, b) ↦ (max(a, b), min(a, b))` for the two halves `a`, `b` of `axis`."""
+    a, b, axis = halves(x, axis, "MaxMin")
+    keep = a >= b
+    return torch.cat([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
+
+
+def relu_max_min(x: Tensor, axis: int = 1) -> Tensor:
+    """`(a, b) ↦ (b + relu(a − b), a − relu(a − b))`: `max_min` out of additions and one ReLU."""
+    a, b, axis = halves(x, axis, "ReLUMaxMin")
+    excess = F.relu(a - b)
+    return torch.cat([b + excess, a - excess], dim=axis)
+
+
+def group_sort(x: Tensor, group_size: int, axis: int = 1) -> Tensor:
+    """Each group of `group_size` consecutive entries of `axis` in ascending order."""
+    axis = positive_axis(x, axis, "GroupSort")
+    size = x.shape[axis]
+    if size % group_size:
+        raise ShapeError(
+            f"GroupSort sorts groups of {group_size} along axis {axis}, so its size must be a multiple of "
+            f"{group_size}: got {size} (input of shape {tuple(x.shape)}). Change the channels or the group size."
+        )
+    groups = x.unflatten(axis, (size // group_size, group_size))
+    if group_size == 2:  # one comparison instead of a general sort
+        a, b = groups.unbind(axis + 1)
+        keep = a <= b
+        ordered = torch.stack([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis + 1)
+    else:
+        ordered = groups.sort(dim=axis + 1).values
+    return ordered.flatten(axis, axis + 1)
+
+
+class MaxMin(nn.Module):
+    """Maximum and minimum of two halves: `(a, b) ↦ (max(a, b), min(a, b))`.
+
+    Channel `i` is paired with channel `i + c/2` (halves, not neighbours: those are `GroupSort(2)`, in ascending order).
+
+    Guarantee: the Jacobian is a permutation at every input, ties included.
+
+    Args:
+        axis: the axis to halve; its size must be even.
+
+    >>> from orthogonium.layers.custom_activations import MaxMin
+    >>> MaxMin()(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
+    tensor([[3., 5., 1., 4.]])
+    """
+
+    guarantee = ISOMETRY
+
+    def __init__(self, axis: int = 1) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        return max_min(x, self.axis)
+
+    def extra_repr(self) -> str:
+        """Arguments that are not the default."""
+        return "" if self.axis == 1 else f"axis={self.axis}"
+
+
+class ReLUMaxMin(MaxMin):
+    """`MaxMin` out of subtraction, addition and one ReLU, for verifiers and runtimes that know nothing else.
+
+    `max(a, b) = b + relu(a − b)`, `min(a, b) = a − relu(a − b)`. It holds no parameters, so it can take the place of
+    any `MaxMin` of a trained network. Values agree with `MaxMin` up to one rounding of `a − b`.
+
+    Guarantee: the Jacobian is a permutation at every input.
+
+    >>> from orthogonium.layers.custom_activations import MaxMin, ReLUMaxMin
+    >>> x = torch.randn(2, 6, 5, 5)
+    >>> torch.allclose(ReLUMaxMin()(x), MaxMin()(x), atol=1e-6)
+    True
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        return relu_max_min(x, self.axis)
+
+
+class GroupSort(nn.Module):
+    """Sorts each group of `group_size` consecutive channels in ascending order.
+
+    Guarantee: the Jacobian is a permutation at every input.
+
+    Args:
+        group_size: channels per group, at least 2; it must divide the size of the axis.
+        axis: the axis that holds the groups.
+
+    >>> from orthogonium.layers.custom_activations import GroupSort
+    >>> GroupSort(3)(torch.tensor([[3.0, 1.0, 2.0, 9.0, 8.0, 7.0]]))
+    tensor([[1., 2., 3., 7., 8., 9.]])
+    """
+
+    guarantee = ISOMETRY
+
+    def __init__(self, group_size: int, axis: int = 1) -> None:
+        super().__init__()
+        if group_size < 2:
+            raise ParameterError(f"GroupSort needs at least two channels per group to sort: got {group_size}.")
+        self.group_size = group_size
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        return group_sort(x, self.group_size, self.axis)
+
+    def extra_repr(self) -> str:
+        """The group size, and the axis when it is not the default."""
+        return f"{self.group_size}" + ("" if self.axis == 1 else f", axis={self.axis}")
+
+
+class FullSort(nn.Module):
+    """Sorts all channels in ascending order: `GroupSort` with a single group.
+
+    Guarantee: the Jacobian is a permutation at every input.
+
+    Args:
+        axis: the axis to sort.
+
+    >>> from orthogonium.layers.custom_activations import FullSort
+    >>> FullSort()(torch.tensor([[3.0, 1.0, 2.0]]))
+    tensor([[1., 2., 3.]])
+    """
+
+    guarantee = ISOMETRY
+
+    def __init__(self, axis: int = 1) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        return x.sort(dim=positive_axis(x, self.axis, "FullSort")).values
+
+    def extra_repr(self) -> str:
+        """Arguments that are not the default."""
+        return "" if self.axis == 1 else f"axis={self.axis}"

@@ -1,0 +1,185 @@
+"""Residual wrappers: skip connections that keep a Lipschitz constant of 1, which `x + fn(x)` (constant 2) does not.
+
+Each wrapper is 1-Lipschitz for every 1-Lipschitz `fn`, whatever its gate; `lipschitz_bound(L)` is the constant for an
+`L`-Lipschitz `fn`, attained for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers.constrained import Guarantee
+
+
+def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
+    """`y`, unless its shape differs from `x`: broadcasting would break the bound, not only the shape."""
+    if x.shape != y.shape:
+        raise ShapeError(
+            f"{wrapper} needs fn to keep the shape of its input: fn received {tuple(x.shape)} and returned "
+            f"{tuple(y.shape)}. Use stride 1, 'same' padding and equal channels inside, or leave the layer outside."
+        )
+    return y
+
+
+def _precise(x: Tensor) -> Tensor:
+    """In float32 or better: two gates rounded to bfloat16 may add up to more than 1."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class _Residual(nn.Module):
+    guarantee = Guarantee("lipschitz", "for every 1-Lipschitz fn")
+
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
+        """Lipschitz constant of the wrapper when that of `fn` is `fn_bound`."""
+        raise NotImplementedError
+
+
+class ConcatResidual(_Residual):
+    """Leaves one half of the channels alone and applies `fn` to the other: `(a, b) ↦ (a, fn(b))`.
+
+    Guarantee: constant `max(1, L)`, so 1-Lipschitz for a 1-Lipschitz `fn`; every Jacobian is orthogonal if those of
+    `fn` are. Mix channels between such blocks, by `ChannelShuffle` or a convolution.
+
+    Args:
+        fn: keeps the shape of its input, which has half the channels.
+        dim: the axis to halve; its size must be even.
+
+    >>> from orthogonium.layers.residual import ConcatResidual
+    >>> ConcatResidual(torch.abs)(torch.tensor([[-1.0, -2.0]]))
+    tensor([[-1.,  2.]])
+    """
+
+    def __init__(self, fn: Callable[[Tensor], Tensor], dim: int = 1) -> None:
+        super().__init__(fn)
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        if not -x.dim() <= self.dim < x.dim() or x.shape[self.dim] % 2:
+            raise ShapeError(
+                f"ConcatResidual halves axis {self.dim}, which must exist and have an even size: got shape "
+                f"{tuple(x.shape)}. Use an even number of channels."
+            )
+        kept, changed = x.split(x.shape[self.dim] // 2, dim=self.dim)
+        return torch.cat([kept, _same_shape(changed, self.fn(changed), "ConcatResidual")], dim=self.dim)
+
+    def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
+        """`max(1, L)`."""
+        return max(1.0, fn_bound)
+
+
+class L2NormResidual(_Residual):
+    """Root of the mean square of both branches: `√(½x² + ½fn(x)² + ε)`, entry by entry.
+
+    The output is positive: the sign of both branches is lost.
+
+    Guarantee: constant `√((1 + L²)/2)`, so 1-Lipschitz for a 1-Lipschitz `fn`; `ε` only lowers it.
+
+    Args:
+        fn: keeps the shape of its input.
+        eps: the `ε` that makes the root smooth at 0, positive.
+
+    >>> from orthogonium.layers.residual import L2NormResidual
+    >>> L2NormResidual(lambda x: 7 * x)(torch.tensor([[1.0, -2.0]])).round(decimals=2)
+    tensor([[ 5., 10.]])
+    """
+
+    def __init__(self, fn: Callable[[Tensor], Tensor], eps: float = 1e-6) -> None:
+        super().__init__(fn)
+        if not eps > 0:
+            raise ParameterError(f"L2NormResidual needs a positive eps, or the root has no derivative at 0: got {eps}.")
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        y = _same_shape(x, self.fn(x), "L2NormResidual")
+        a, b = _precise(x), _precise(y)
+        return torch.sqrt(0.5 * (a * a + b * b) + self.eps).to(x.dtype)
+
+    def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
+        """`√((1 + L²)/2)`."""
+        return math.sqrt((1 + fn_bound**2) / 2)
+
+
+class _GatedResidual(_Residual):
+    """A residual with one trainable number."""
+
+    def __init__(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        init_val: float = 1.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(fn)
+        if not math.isfinite(init_val):
+            raise ParameterError(f"{type(self).__name__} needs a finite gate: got init_val={init_val}.")
+        self.alpha = nn.Parameter(torch.tensor(float(init_val), device=device, dtype=dtype))
+
+
+class AdditiveResidual(_GatedResidual):
+    """Trainable convex combination `g·x + (1 − g)·fn(x)` with `g = sigmoid(α)`.
+
+    Guarantee: constant `g + (1 − g)L`, so 1-Lipschitz for a 1-Lipschitz `fn` and any gate.
+
+    Args:
+        fn: keeps the shape of its input.
+        init_val: initial `α`, before the sigmoid; large values favour the skip connection.
+        device: where the gate lives.
+        dtype: its type.
+
+    >>> from orthogonium.layers.residual import AdditiveResidual
+    >>> AdditiveResidual(torch.abs, init_val=0.0)(torch.tensor([-1.0, 3.0]))
+    tensor([0., 3.], grad_fn=...)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        y = _same_shape(x, self.fn(x), "AdditiveResidual")
+        alpha = _precise(self.alpha)
+        # Both weights by a sigmoid: 1 − sigmoid(α) would cancel for large α.
+        return (torch.sigmoid(alpha) * _precise(x) + torch.sigmoid(-alpha) * _precise(y)).to(x.dtype)
+
+    def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
+        """`g + (1 − g)L` at the present gate."""
+        gate = torch.sigmoid(self.alpha.double()).item()
+        return gate + (1 - gate) * fn_bound
+
+
+class PrescaledAdditiveResidual(_GatedResidual):
+    """Trainable scale inside the branch: `(x + fn(αx)) / (1 + |α|)`.
+
+    Guarantee: constant `(1 + |α|L)/(1 + |α|)`, so 1-Lipschitz for a 1-Lipschitz `fn` and any `α`.
+
+    Args:
+        fn: keeps the shape of its input.
+        init_val: initial `α`; 0 reduces the branch to the constant fn(0).
+        device: where `α` lives.
+        dtype: its type.
+
+    >>> from orthogonium.layers.residual import PrescaledAdditiveResidual
+    >>> PrescaledAdditiveResidual(torch.abs, init_val=-3.0)(torch.tensor([-1.0, 1.0])).tolist()
+    [0.5, 1.0]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        alpha = _precise(self.alpha)
+        scaled = (alpha * _precise(x)).to(x.dtype)
+        y = _same_shape(scaled, self.fn(scaled), "PrescaledAdditiveResidual")
+        return ((_precise(x) + _precise(y)) / (1 + alpha.abs())).to(x.dtype)
+
+    def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
+        """`(1 + |α|L)/(1 + |α|)` at the present `α`."""
+        alpha = self.alpha.double().abs().item()
+        return (1 + alpha * fn_bound) / (1 + alpha)

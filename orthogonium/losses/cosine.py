@@ -1,0 +1,114 @@
+"""Losses on the direction of the logits, with and without a term for certified radii."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orthogonium.certification.radii import Head, check_head, pair_constants
+from orthogonium.losses.targets import (
+    Reduction,
+    as_probabilities,
+    check,
+    check_positive,
+    check_reduction,
+    check_unit_interval,
+    expectation,
+    of_label,
+    reduce,
+    without_label,
+)
+
+
+def cosine_loss(logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """`−cos(z, q)` for label probabilities `q`, i.e. `−z_y/‖z‖` for an index `y`."""
+    logits, labels = check(logits, labels)
+    return reduce(-F.cosine_similarity(logits, as_probabilities(labels, logits), dim=1), reduction)
+
+
+def soft_violation(
+    logits: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+    eps: float,
+    last_layer_type: Head | Tensor,
+    L: float,
+) -> Tensor:  # (n,)
+    """By how much certified radii miss `eps`: `Σ_{j≠y} softmax(h)_j h_j`, `h_j = relu(ε − (z_y − z_j)/L_yj)`."""
+    constants = pair_constants(labels, last_layer_type, L)
+    if isinstance(constants, Tensor):
+        constants = without_label(constants, labels, 1.0)  # the label against itself is left out anyway
+    shortfall = F.relu(eps - (of_label(logits, labels) - logits) / constants)
+    weights = F.softmax(without_label(shortfall, labels, -float("inf")), dim=1)
+    return (weights * shortfall).sum(dim=1)
+
+
+class CosineLoss(nn.Module):
+    """Negative cosine between logits and label: `−z_y/‖z‖`.
+
+    It does not see the norm of the logits, which a 1-Lipschitz network cannot raise at will. Labels given as
+    probabilities `q` are used as vectors: `−cos(z, q)`.
+
+    Args:
+        reduction: mean, sum or none.
+
+    >>> from orthogonium.losses import CosineLoss
+    >>> CosineLoss()(torch.tensor([[3.0, -4.0]]), torch.tensor([0]))
+    tensor(-0.6000)
+    """
+
+    def __init__(self, *, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        check_reduction(reduction)
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss; labels are indices (n,) or probabilities (n, classes)."""
+        return cosine_loss(logits, labels, self.reduction)
+
+
+class Cosine_VRA_Loss(nn.Module):  # the published name
+    """Cosine loss and a soft form of verified robust accuracy: `−(1 − γ) cos(z, e_y) + γ Σ_{j≠y} softmax(h)_j h_j`.
+
+    `h_j = relu(ε − (z_y − z_j)/L_yj)` is what the certified radius against class `j` lacks to `ε`; `L_yj` is `2L` for a
+    classwise head, `√2·L` for a global one, `L‖w_y − w_j‖` if the weight of the head is given. Labels given as
+    probabilities `q` enter as `cos(z, q)` and as the expectation of the second term.
+
+    Args:
+        gamma: weight `γ` of the second term, in [0, 1].
+        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        eps: the radius `ε` to reach.
+        last_layer_type: "classwise" or "global".
+        reduction: mean, sum or none.
+
+    >>> from orthogonium.losses import Cosine_VRA_Loss
+    >>> Cosine_VRA_Loss(gamma=0.5, eps=1.0)(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    tensor(-0.2500)
+    """
+
+    def __init__(
+        self,
+        gamma: float = 0.1,
+        L: float = 1.0,
+        eps: float = 36 / 255,
+        last_layer_type: Head = "classwise",
+        *,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__()
+        check_unit_interval("gamma", gamma)
+        check_positive("eps", eps)
+        check_head(last_layer_type, L)
+        check_reduction(reduction)
+        self.gamma = gamma
+        self.L = L
+        self.eps = eps
+        self.last_layer_type = last_layer_type
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None = None) -> Tensor:
+        """The loss; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
+        head = self.last_layer_type if head_weight is None else head_weight
+        logits, labels = check(logits, labels)
+        violation = expectation(lambda z, y: soft_violation(z, y, self.eps, head, self.L), logits, labels)
+        values = (1 - self.gamma) * cosine_loss(logits, labels, "none") + self.gamma * violation
+        return reduce(values, self.reduction)

@@ -1,0 +1,98 @@
+"""What every loss does with its labels, and how values per sample become one.
+
+Labels are class indices (n,), or probabilities (n, classes): one-hot, smoothed or mixed. A loss `ℓ(z, y)` of an index
+extends to probabilities as the expectation `Σ_k q_k ℓ(z, k)`, unless its docstring gives another formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orthogonium.certification.radii import check_indices, check_logits
+from orthogonium.errors import ParameterError, ShapeError
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def check_reduction(reduction: str) -> None:
+    """One of the three known names."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ParameterError(f"reduction is 'mean', 'sum' or 'none': got {reduction!r}.")
+
+
+def check_unit_interval(name: str, value: float, remedy: str = "") -> None:
+    """A weight between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise ParameterError(f"{name} is a weight in [0, 1]: got {value}. {remedy}".rstrip())
+
+
+def check_positive(name: str, value: float) -> None:
+    """A positive, finite number."""
+    if not 0 < value < float("inf"):
+        raise ParameterError(f"{name} must be positive and finite: got {value}.")
+
+
+def reduce(values: Tensor, reduction: Reduction) -> Tensor:
+    """Mean, sum, or the values themselves."""
+    check_reduction(reduction)
+    if reduction == "none":
+        return values
+    return values.mean() if reduction == "mean" else values.sum()
+
+
+def check(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits in float32 or better; labels as int64 indices (n,) or as probabilities (n, classes) of that type."""
+    logits = check_logits(logits)
+    if labels.shape == logits.shape:
+        probabilities = labels.to(logits.dtype)
+        if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+            rows = probabilities.sum(dim=1)
+            if probabilities.min() < 0 or (rows - 1).abs().max() > 1e-3:
+                raise ShapeError(
+                    "Labels with a column for each class are probabilities, not negative and with sum 1 in each row: "
+                    f"got a smallest entry {probabilities.min().item():.3g} and sums up to {rows.max().item():.3g}."
+                )
+        return logits, probabilities
+    check_indices(logits, labels)
+    return logits, labels.long()
+
+
+def as_probabilities(labels: Tensor, logits: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Checked labels as (n, classes), moved by `smoothing` towards the uniform distribution."""
+    one_hot = labels if labels.dim() == 2 else F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    return (1 - smoothing) * one_hot + smoothing / logits.shape[1] if smoothing else one_hot
+
+
+def expectation(
+    loss: Callable[[Tensor, Tensor], Tensor],  # (m, classes) and indices (m,) → (m,)
+    logits: Tensor,
+    labels: Tensor,  # checked
+) -> Tensor:  # (n,)
+    """The loss of an index, or its expectation over the classes that have a probability."""
+    if labels.dim() == 1:
+        return loss(logits, labels)
+    rows, classes = labels.nonzero(as_tuple=True)
+    values = labels[rows, classes] * loss(logits[rows], classes)
+    return torch.zeros_like(logits[:, 0]).index_add(0, rows, values)
+
+
+def without_label(
+    values: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+    fill: float,
+) -> Tensor:
+    """`values` with the entry of the label replaced."""
+    return values.scatter(1, labels[:, None], fill)
+
+
+def of_label(
+    values: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+) -> Tensor:  # (n, 1)
+    """The entry of the label, as a column."""
+    return values.gather(1, labels[:, None])

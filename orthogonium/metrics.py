@@ -1,0 +1,126 @@
+"""Metrics of certified robustness for `torchmetrics`: batches and processes are added up exactly.
+
+They need the extra: `pip install orthogonium[train]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.certification.radii import VRA, Head, certified_radii, check_head
+from orthogonium.errors import ParameterError
+
+try:
+    from torchmetrics import Metric
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "orthogonium.metrics needs torchmetrics: pip install 'orthogonium[train]'. "
+        "The function orthogonium.losses.VRA does without."
+    ) from error
+
+__all__ = ["VRA", "CertifiedAccuracy", "MeanCertifiedRadius"]
+
+
+class _CertifiedMetric(Metric):
+    """Radii of batches, counted against their labels."""
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    total: Tensor
+
+    def __init__(self, last_layer_type: Head, L: float, **metric_options: Any) -> None:
+        super().__init__(**metric_options)  # torchmetrics rejects unknown options
+        check_head(last_layer_type, L)
+        self.last_layer_type = last_layer_type
+        self.L = L
+        self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def _radii(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None) -> Tensor:
+        head = self.last_layer_type if head_weight is None else head_weight
+        radii = certified_radii(logits.detach(), labels, head, self.L)
+        self.total += radii.numel()
+        return radii
+
+
+class CertifiedAccuracy(_CertifiedMetric):
+    """Fraction of samples that are right and provably stay so within each radius of `eps` (verified robust accuracy).
+
+    With radius 0 this is the accuracy (ties count as wrong).
+
+    Args:
+        eps: one radius, or several.
+        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`.
+        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        metric_options: options of `torchmetrics.Metric`.
+
+    >>> from orthogonium.metrics import CertifiedAccuracy
+    >>> metric = CertifiedAccuracy(eps=[0.0, 0.5, 2.0])
+    >>> metric.update(torch.tensor([[3.0, 1.0], [1.0, 1.2]]), torch.tensor([0, 1]))
+    >>> metric.compute()
+    tensor([1.0000, 0.5000, 0.0000])
+    """
+
+    certified: Tensor
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
+
+    def __init__(
+        self,
+        eps: float | Sequence[float] = 36 / 255,
+        last_layer_type: Head = "classwise",
+        L: float = 1.0,
+        **metric_options: Any,
+    ) -> None:
+        super().__init__(last_layer_type, L, **metric_options)
+        self.eps = tuple(eps) if isinstance(eps, Sequence) else eps
+        radii = self.eps if isinstance(self.eps, tuple) else (self.eps,)
+        if not radii or any(not e >= 0 for e in radii):
+            raise ParameterError(f"CertifiedAccuracy needs one or more radii ≥ 0: got eps={eps}.")
+        shape = (len(radii),) if isinstance(self.eps, tuple) else ()
+        self.add_state("certified", torch.zeros(shape, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None = None) -> None:
+        """Count a batch; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
+        radii = self._radii(logits, labels, head_weight)
+        thresholds = torch.tensor(self.eps, dtype=radii.dtype, device=radii.device)
+        self.certified += (radii > thresholds[..., None]).sum(dim=-1)
+
+    def compute(self) -> Tensor:
+        """The fraction for each radius: a scalar for one number, (k,) for k of them."""
+        return self.certified / self.total
+
+
+class MeanCertifiedRadius(_CertifiedMetric):
+    """Mean certified l2 radius over all samples, where a wrong prediction counts as 0 (average certified radius).
+
+    Args:
+        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`.
+        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        metric_options: options of `torchmetrics.Metric`.
+
+    >>> from orthogonium.metrics import MeanCertifiedRadius
+    >>> metric = MeanCertifiedRadius()
+    >>> metric.update(torch.tensor([[3.0, 1.0], [1.0, 5.0]]), torch.tensor([0, 0]))
+    >>> metric.compute()
+    tensor(0.5000)
+    """
+
+    radius_sum: Tensor
+    plot_lower_bound = 0.0
+
+    def __init__(self, last_layer_type: Head = "classwise", L: float = 1.0, **metric_options: Any) -> None:
+        super().__init__(last_layer_type, L, **metric_options)
+        self.add_state("radius_sum", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None = None) -> None:
+        """Add a batch; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
+        self.radius_sum += self._radii(logits, labels, head_weight).clamp(min=0).sum()
+
+    def compute(self) -> Tensor:
+        """The mean radius."""
+        return self.radius_sum / self.total
