@@ -126,7 +126,7 @@ def select_method(geometry: ConvGeometry) -> Construction:
     'bcop'
     >>> select_method(ConvGeometry.of(2, 64, 128, kernel_size=3, stride=2)).method
     'rko ⊛ bcop'
-    >>> select_method(ConvGeometry.of(2, 3, 64, kernel_size=4, stride=4)).method
+    >>> select_method(ConvGeometry.of(2, 3, 48, kernel_size=4, stride=4)).method
     'rko'
     """
     ci, co, e = geometry.group_in, geometry.group_out, geometry.effective_stride

@@ -68,7 +68,8 @@ def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> T
     """
     if has_values(w) and w.numel() and (w.device.type == "cpu" or not torch.is_grad_enabled()):
         rank = min(w.shape[-2:])
-        deficit = (rank - w.detach().square().sum((-2, -1))).abs().max().item()
+        squared = torch.linalg.vector_norm(w.detach(), dim=-1).square().sum(-1)  # row by row: exact to rounding
+        deficit = (rank - squared).abs().max().item()
         if not deficit <= (64 * torch.finfo(w.dtype).eps * (rank + 8) if tolerance is None else tolerance):
             warnings.warn(
                 f"{name}: the input is rank-deficient or too ill-conditioned, so the result is not orthogonal: its "
@@ -87,5 +88,6 @@ def scale_to_unit(w: Tensor) -> Tensor:
     """
     if w.numel() == 0:
         return w
-    largest = w.detach().abs().amax((-2, -1), keepdim=True)
+    fixed = w.detach()
+    largest = torch.maximum(fixed.amax((-2, -1), keepdim=True), -fixed.amin((-2, -1), keepdim=True))
     return w / torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -10,10 +10,10 @@ Wide matrices are transposed: their rows are orthonormalized.
 
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
-A shift of a few eps·‖XᵀX‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32), so that three
-passes serve square matrices, whose κ is often 1e5. Tall matrices are better conditioned: two passes and one cubic
-Newton–Schulz step, which squares the error, serve κ ≤ 1e4 with fewer flops. The shift is part of every pass: at
-κ ≈ 1 it costs a few eps, and it keeps rank-deficient input finite (lost directions come out as zero).
+A shift of a few eps·‖XᵀX‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
+κ ≤ 5e3 and three serve κ ≤ 1e6. Square matrices need three: κ is often 1e5. Tall ones, with at least twice as many rows as
+columns, are well conditioned: two passes. The shift is part of every pass: at κ ≈ 1 it costs a few eps, and it keeps
+rank-deficient input finite (lost directions come out as zero).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from orthogonium.linalg.newton_schulz import cubic_step
 from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit, warn_if_deficient
 
 
@@ -32,7 +31,7 @@ def _cholesky_pass(x: Tensor) -> tuple[Tensor, Tensor]:  # (..., c, r) → the s
     gram = x.mT @ x
     # The largest row sum bounds ‖XᵀX‖; the floor keeps zero input finite.
     eps = torch.finfo(x.dtype).eps
-    shift = (4 * eps) * gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps)
+    shift = (4 * eps) * torch.linalg.vector_norm(gram, 1, dim=-1).amax(-1, keepdim=True).clamp_min(eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
     upper = torch.linalg.cholesky_ex(gram, upper=True)[0]
     return torch.linalg.solve_triangular(upper, x, upper=True, left=False), upper
@@ -56,7 +55,7 @@ class _CholeskyColumns(torch.autograd.Function):
         for _ in range(passes - 1):
             x, factor = _cholesky_pass(x)
             upper = factor @ upper
-        return cubic_step(x) if passes == 2 else x, upper
+        return x, upper
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, Tensor]) -> None:
@@ -110,12 +109,13 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     """Orthonormalize the columns (the rows of a wide matrix) in order, by Cholesky factorizations of the Gram matrix.
 
     The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 1e-6 of 1
-    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no
+    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14; 5e3 and 1e8 where one side is twice the other or
+    more). Rank-deficient input has no
     result: the lost directions are zero and a `NumericalWarning` is issued.
 
     Args:
         w: matrices, any scale.
-        stable: three passes (Note [Shifted Cholesky]). With False, one pass: an error of about κ²·eps for condition
+        stable: two or three passes (Note [Shifted Cholesky]). With False, one pass: an error of about κ²·eps for condition
         number κ.
 
     >>> w = cholesky(torch.randn(4, 3, 5, dtype=torch.float64))
@@ -127,7 +127,8 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     if w.numel() == 0:
         return w
     wide = w.shape[-2] < w.shape[-1]
-    columns = _CholeskyColumns.apply(w.mT if wide else w, 3 if stable else 1, False)[0]
+    passes = 1 if not stable else 2 if 2 * min(w.shape[-2:]) <= max(w.shape[-2:]) else 3
+    columns = _CholeskyColumns.apply(w.mT if wide else w, passes, False)[0]
     return warn_if_deficient(columns.mT if wide else columns, "cholesky")
 
 

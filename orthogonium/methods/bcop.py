@@ -40,38 +40,38 @@ def _pairs_adjoint(m: Tensor, grad_s: Tensor, grad_t: Tensor) -> Tensor:
     inner = first.mT @ second
     t_second = grad_t @ second
     grad_inner = first.mT @ t_second
-    grad_first = t_second @ inner.mT + second @ grad_inner.mT
-    grad_second = grad_t.mT @ (first @ inner) + first @ grad_inner
     symmetric = grad_s + grad_s.mT
-    return symmetric[:, :, None] @ m + torch.stack((grad_first, grad_second), 2)
+    grad_first = symmetric @ first + t_second @ inner.mT + second @ grad_inner.mT
+    grad_second = symmetric @ second + grad_t.mT @ (first @ inner) + first @ grad_inner
+    return torch.stack((grad_first, grad_second), 2)
 
 
-def _apply(taps: Tensor, x: Tensor, axis: int) -> Tensor:  # (g, n, c, c), (g, c, *t, m) → (g, c, *t', m)
+def _apply(taps: Tensor, x: Tensor, axis: int) -> Tensor:  # (g, c, n, c), (g, c, *t, m) → (g, c, *t', m)
     """Multiply by `A(z)` along an axis; `taps` are all but the last. Note [Composition]."""
-    n, dim = taps.shape[1], axis + 2
-    z = (taps.flatten(1, 2) @ x.flatten(2)).view(-1, n, *x.shape[1:])
-    size = x.shape[dim]
+    n, dim, size = taps.shape[2], axis + 2, x.shape[axis + 2]
+    z = (taps.flatten(1, 2) @ x.flatten(2)).unflatten(1, (-1, n)).view(*taps.shape[:3], *x.shape[2:])
+    last = x - z.sum(2)
+    if size == 1:
+        return torch.cat((z.squeeze(dim + 1).movedim(2, dim), last), dim)
     y = x.new_zeros(*x.shape[:dim], size + n, *x.shape[dim + 1 :])
-    last = y.narrow(dim, n, size)
-    last.copy_(x)
-    for i, term in enumerate(z.unbind(1)):
+    y.narrow(dim, n, size).copy_(last)
+    for i, term in enumerate(z.unbind(2)):
         y.narrow(dim, i, size).add_(term)
-        last.sub_(term)
     return y
 
 
 def _apply_adjoint(taps: Tensor, x: Tensor, axis: int, grad: Tensor) -> tuple[Tensor, Tensor]:
-    n, dim, size = taps.shape[1], axis + 2, x.shape[axis + 2]
+    n, dim, size = taps.shape[2], axis + 2, x.shape[axis + 2]
     last = grad.narrow(dim, n, size)
-    grad_z = torch.stack([grad.narrow(dim, i, size) - last for i in range(n)], 1).flatten(3).flatten(1, 2)
+    grad_z = torch.stack([grad.narrow(dim, i, size) - last for i in range(n)], 2).flatten(3).flatten(1, 2)
     grad_taps = grad_z @ x.flatten(2).mT
     grad_x = last + (taps.flatten(1, 2).mT @ grad_z).view_as(x)
     return grad_taps.view_as(taps), grad_x
 
 
-def _all_taps(taps: Tensor) -> Tensor:  # (g, n, c, c) → (g, c, n+1, c), a kernel with c columns along one axis
+def _all_taps(taps: Tensor) -> Tensor:  # (g, c, n, c) → (g, c, n+1, c), a kernel with c columns along one axis
     identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
-    return torch.cat((taps, identity - taps.sum(1, keepdim=True)), 1).transpose(1, 2)
+    return torch.cat((taps, (identity - taps.sum(2))[:, :, None]), 2)
 
 
 # ── composition ──
@@ -116,11 +116,11 @@ class _Compose(torch.autograd.Function):
         s, t = _pairs(bases[:, : 2 * pairs].view(groups, pairs, 2, c, r))
         single = bases[:, 2 * pairs :]
         p = single @ single.mT
-        pair_taps = torch.stack((t, s - 2 * t), 2)  # (g, p, 2, c, c)
+        pair_taps = torch.stack((t, s - 2 * t), 3)  # (g, p, c, 2, c)
 
         if start is None:
             identity = torch.eye(c, columns, dtype=bases.dtype, device=bases.device)
-            x = identity - 2 * pair_taps[:, 0, 1, :, :columns]  # I − 2S + 4T
+            x = identity - 2 * pair_taps[:, 0, :, 1, :columns]  # I − 2S + 4T
             x = x.view(groups, c, *(1,) * len(counts), columns)
         else:
             x = start.view_as(start)
@@ -128,11 +128,11 @@ class _Compose(torch.autograd.Function):
         for axis in reversed(range(len(counts))):
             if not axes[axis]:
                 continue
-            parts = [pair_taps[:, i] if kind == "pair" else p[:, i, None] for kind, i in axes[axis]]
+            parts = [pair_taps[:, i] if kind == "pair" else p[:, i, :, None] for kind, i in axes[axis]]
             taps = parts[-1]
             saved.append(taps)
             for part in reversed(parts[:-1]):
-                taps = _apply(part, _all_taps(taps), 0)[:, :, :-1].transpose(1, 2)
+                taps = _apply(part, _all_taps(taps), 0)[:, :, :-1]
                 saved += [part, taps]
             saved.append(x)
             x = _apply(taps, x, axis)
@@ -151,6 +151,7 @@ class _Compose(torch.autograd.Function):
         bases, *saved = ctx.saved_tensors
         pairs, axes = _segments(ctx.counts, ctx.rotate)
         groups, _, c, r = bases.shape
+        grad = grad.contiguous()
         grad_pairs: list[Tensor | None] = [None] * pairs  # of the taps (T, S − 2T)
         grad_singles: list[Tensor] = []
 
@@ -166,25 +167,25 @@ class _Compose(torch.autograd.Function):
                 for _segment in segments[:-1]:
                     saved.pop()
                     part, taps = saved.pop(), saved[-1]
-                    grad_all = torch.nn.functional.pad(grad_taps.transpose(1, 2), (0, 0, 0, 1))
+                    grad_all = torch.nn.functional.pad(grad_taps, (0, 0, 0, 1))
                     grad_part, grad_all = _apply_adjoint(part, _all_taps(taps), 0, grad_all)
                     grads.append(grad_part)
-                    grad_taps = (grad_all[:, :, :-1] - grad_all[:, :, -1:]).transpose(1, 2)
+                    grad_taps = grad_all[:, :, :-1] - grad_all[:, :, -1:]
                 saved.pop()
             grads.append(grad_taps)
             for (kind, index), part in zip(segments, grads, strict=True):
                 if kind == "pair":
                     grad_pairs[index] = part
                 else:
-                    grad_singles.append(part[:, 0])
+                    grad_singles.append(part[:, :, 0])
 
         if ctx.rotate:  # the start I − 2S + 4T is I − 2·A₁ in terms of the taps A₀ = T, A₁ = S − 2T
             grad_x = torch.nn.functional.pad(grad.reshape(groups, c, ctx.columns), (0, c - ctx.columns))
-            grad_pairs[0] = torch.stack((torch.zeros_like(grad_x), -2 * grad_x), 1)
+            grad_pairs[0] = torch.stack((torch.zeros_like(grad_x), -2 * grad_x), 2)
         grad_bases = []
         if pairs:
-            stacked = torch.stack([g for g in grad_pairs if g is not None], 1)  # (g, p, 2, c, c)
-            grad_t, grad_s = stacked[:, :, 0] - 2 * stacked[:, :, 1], stacked[:, :, 1]
+            stacked = torch.stack([g for g in grad_pairs if g is not None], 1)  # (g, p, c, 2, c)
+            grad_t, grad_s = stacked[:, :, :, 0] - 2 * stacked[:, :, :, 1], stacked[:, :, :, 1]
             m = bases[:, : 2 * pairs].view(groups, pairs, 2, c, r)
             grad_bases.append(_pairs_adjoint(m, grad_s, grad_t).flatten(1, 2))
         if grad_singles:
