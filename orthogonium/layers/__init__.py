@@ -1,6 +1,121 @@
-"""Constrained layers and everything else a 1-Lipschitz network is made of."""
+"""Constrained layers and everything else a 1-Lipschitz network is made of, in one flat place to import from."""
 
+from orthogonium.layers.channel_shuffle import ChannelShuffle
 from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.conv.AOC import (
+    AdaptiveOrthoConv1d,
+    AdaptiveOrthoConv2d,
+    AdaptiveOrthoConv3d,
+    AdaptiveOrthoConvTranspose1d,
+    AdaptiveOrthoConvTranspose2d,
+    AdaptiveOrthoConvTranspose3d,
+    BcopRkoConv2d,
+    BcopRkoConvTranspose2d,
+    FastBlockConv2d,
+    FastBlockConvTranspose2D,
+    RKOConv2d,
+    RkoConvTranspose2d,
+)
+from orthogonium.layers.conv.init import conv_orthogonal_
+from orthogonium.layers.custom_activations import (
+    Abs,
+    CReLU,
+    FullSort,
+    GroupSort,
+    HouseHolder,
+    HouseHolder_Order_2,
+    MaxMin,
+    NActivation,
+    ReLUMaxMin,
+    SoftHuber,
+)
+from orthogonium.layers.global_pooling import (
+    GlobalL2NormPool,
+    GlobalMaxPool,
+    ScaledAdaptiveAvgPool,
+    ScaledGlobalAvgPool,
+)
+from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.layers.linear import OrthoLinear, SpectralLinear, UnitNormLinear
+from orthogonium.layers.normalization import (
+    BatchCentering,
+    BatchCentering2D,
+    BatchLipNorm,
+    LayerCentering,
+    LayerCentering2D,
+)
+from orthogonium.layers.pooling import (
+    L2NormPool1d,
+    L2NormPool2d,
+    L2NormPool3d,
+    ScaledAvgPool1d,
+    ScaledAvgPool2d,
+    ScaledAvgPool3d,
+    ScaledMaxPool1d,
+    ScaledMaxPool2d,
+    ScaledMaxPool3d,
+)
+from orthogonium.layers.residual import (
+    AdditiveResidual,
+    ConcatResidual,
+    L2NormResidual,
+    PrescaledAdditiveResidual,
+)
+from orthogonium.layers.shape import InvertibleDownsampling, InvertibleUpsampling, IsometricPad
 
-__all__ = ["Guarantee", "OrthoLinear", "SpectralLinear", "UnitNormLinear"]
+__all__ = [
+    "Abs",
+    "AdaptiveOrthoConv1d",
+    "AdaptiveOrthoConv2d",
+    "AdaptiveOrthoConv3d",
+    "AdaptiveOrthoConvTranspose1d",
+    "AdaptiveOrthoConvTranspose2d",
+    "AdaptiveOrthoConvTranspose3d",
+    "AdditiveResidual",
+    "BatchCentering",
+    "BatchCentering2D",
+    "BatchLipNorm",
+    "BcopRkoConv2d",
+    "BcopRkoConvTranspose2d",
+    "CReLU",
+    "ChannelShuffle",
+    "ConcatResidual",
+    "FastBlockConv2d",
+    "FastBlockConvTranspose2D",
+    "FullSort",
+    "GlobalL2NormPool",
+    "GlobalMaxPool",
+    "GroupSort",
+    "Guarantee",
+    "HouseHolder",
+    "HouseHolder_Order_2",
+    "InvertibleDownsampling",
+    "InvertibleUpsampling",
+    "IsometricPad",
+    "L2NormPool1d",
+    "L2NormPool2d",
+    "L2NormPool3d",
+    "L2NormResidual",
+    "LayerCentering",
+    "LayerCentering2D",
+    "MaxMin",
+    "NActivation",
+    "OrthoLinear",
+    "PrescaledAdditiveResidual",
+    "RKOConv2d",
+    "ReLUMaxMin",
+    "RkoConvTranspose2d",
+    "ScaledAdaptiveAvgPool",
+    "ScaledAvgPool1d",
+    "ScaledAvgPool2d",
+    "ScaledAvgPool3d",
+    "ScaledGlobalAvgPool",
+    "ScaledMaxPool1d",
+    "ScaledMaxPool2d",
+    "ScaledMaxPool3d",
+    "SoftHuber",
+    "SpectralLinear",
+    "UnitNormLinear",
+    "check_last_linear_layer_type",
+    "conv_orthogonal_",
+]

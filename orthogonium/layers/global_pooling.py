@@ -111,7 +111,6 @@ def _norm_of_windows(size: int, output_size: int) -> float:
     return float(np.linalg.norm(matrix, ord=2))
 
 
-@torch.compiler.assume_constant_result
 def adaptive_avg_constant(size: int, output_size: int) -> float:
     """Spectral norm of adaptive average pooling of one axis: `√(output/size)` if that divides, else of its matrix.
 
@@ -120,6 +119,10 @@ def adaptive_avg_constant(size: int, output_size: int) -> float:
     (0.5, 0.6667)
     """
     return math.sqrt(output_size / size) if size % output_size == 0 else _norm_of_windows(size, output_size)
+
+
+# What `torch.compiler.assume_constant_result` sets; calling it here would import the compiler, which takes a second.
+adaptive_avg_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class ScaledAdaptiveAvgPool(nn.Module):

@@ -12,8 +12,8 @@ Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
 A shift of a few eps·‖XᵀX‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
 κ ≤ 5e3 and three serve κ ≤ 1e6. Square matrices need three: κ is often 1e5. Tall ones, with at least twice as many rows as
-columns, are well conditioned: two passes. The shift is part of every pass: at κ ≈ 1 it costs a few eps, and it keeps
-rank-deficient input finite (lost directions come out as zero).
+columns, are well conditioned: two passes. The shift is part of every pass: it keeps rank-deficient input finite (lost
+directions come out as zero), and what it takes from the other directions is given back in the later passes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from torch.autograd.function import once_differentiable
 from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit, warn_if_deficient
 
 
-def _cholesky_pass(x: Tensor) -> tuple[Tensor, Tensor]:  # (..., c, r) → the same shape, (..., r, r)
+def _cholesky_pass(
+    x: Tensor, nearly_orthonormal: bool = False
+) -> tuple[Tensor, Tensor]:  # (..., c, r) → the same shape, (..., r, r)
     gram = x.mT @ x
     # The largest row sum bounds ‖XᵀX‖; the floor keeps zero input finite.
     eps = torch.finfo(x.dtype).eps
     shift = (4 * eps) * torch.linalg.vector_norm(gram, 1, dim=-1).amax(-1, keepdim=True).clamp_min(eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
     upper = torch.linalg.cholesky_ex(gram, upper=True)[0]
+    if nearly_orthonormal:  # XᵀX ≈ I: the shift would divide every singular value by √(1 + shift)
+        upper = upper * (1 + shift[..., None]).rsqrt()
     return torch.linalg.solve_triangular(upper, x, upper=True, left=False), upper
 
 
@@ -53,7 +57,7 @@ class _CholeskyColumns(torch.autograd.Function):
     def forward(x: Tensor, passes: int, span_only: bool) -> tuple[Tensor, Tensor]:
         x, upper = _cholesky_pass(x)
         for _ in range(passes - 1):
-            x, factor = _cholesky_pass(x)
+            x, factor = _cholesky_pass(x, nearly_orthonormal=True)
             upper = factor @ upper
         return x, upper
 

@@ -1,0 +1,92 @@
+"""A training step, evaluation and memory of an 8-layer VGG, against the same network of `nn.Conv2d`.
+
+Run with `.venv/bin/python -m benchmarks.network`.
+"""
+
+import resource
+
+from benchmarks.side_by_side import race, table
+
+WIDTHS = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]
+
+
+def network(kind: str, mode: str):
+    from torch import nn
+
+    from orthogonium.layers import AdaptiveOrthoConv2d
+
+    make = AdaptiveOrthoConv2d if kind == "ours" else nn.Conv2d
+    layers, channels = [], 3
+    for width, stride in WIDTHS:
+        layers += [make(channels, width, 3, stride=stride, padding=1, padding_mode=mode), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def training(kind: str, mode: str, batch: int):
+    import torch
+
+    model = network(kind, mode)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
+
+    def run():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    return run
+
+
+def baseline(kind: str, mode: str, batch: int):
+    """What a process that only imported torch and the library occupies."""
+    import orthogonium.layers  # noqa: F401
+
+    return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def evaluation(kind: str, mode: str, batch: int):
+    import torch
+
+    model = network(kind, mode).eval()
+    x = torch.randn(batch, 3, 64, 64)
+
+    def run():
+        with torch.no_grad():
+            model(x)
+
+    return run
+
+
+def compare(job: str, mode: str, batch: int, rounds: int):
+    arguments = {"mode": mode, "batch": batch}
+    return race(
+        {k: (False, f"benchmarks.network:{job}", {"kind": k, **arguments}) for k in ("plain", "ours")}, rounds=rounds
+    )
+
+
+if __name__ == "__main__":
+    rows = []
+    for job, batch, rounds in [
+        ("training", 16, 15),
+        ("training", 64, 6),
+        ("evaluation", 1, 60),
+        ("evaluation", 16, 15),
+        ("evaluation", 64, 6),
+    ]:
+        for mode in ("circular", "zeros"):
+            result = compare(job, mode, batch, rounds)
+            plain, ours = result["plain"][0], result["ours"][0]
+            row = [job, batch, mode, f"{1e3 * plain:.0f} ms", f"{1e3 * ours:.0f} ms", f"{ours / plain:.3f}"]
+            if job == "training" and batch == 16:
+                empty = compare("baseline", mode, batch, 1)["plain"][1]
+                memory = {k: v[1] - empty for k, v in result.items()}
+                row.append(
+                    f"{memory['plain']:.0f} → {memory['ours']:.0f} MB ({memory['ours'] / memory['plain'] - 1:+.1%})"
+                )
+            rows.append(row)
+    table(
+        ["", "batch", "padding", "nn.Conv2d", "orthogonal", "ratio", "peak memory"],
+        [r + [""] * (7 - len(r)) for r in rows],
+    )

@@ -1,0 +1,73 @@
+"""Time several contestants in one run, in turns, so that a busy machine slows all of them alike.
+
+Each contestant lives in a process of its own: the published library (`.peer`) has the same package name as ours. A
+contestant is a function that sets up its case and returns the function to time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PEER = Path(__file__).parents[1] / ".peer"
+PEER_VERSION = "0.0.4"
+
+
+def install_peer() -> None:
+    """Put the published library into a directory of its own."""
+    if not (PEER / "orthogonium").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(PEER)]
+        subprocess.run([*command, f"orthogonium=={PEER_VERSION}"], check=True)
+
+
+def _serve(connection, peer: bool, contestant: str, arguments: dict, threads: int) -> None:
+    if peer:
+        sys.path.insert(0, str(PEER))
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    module, function = contestant.split(":")
+    run = getattr(importlib.import_module(module), function)(**arguments)
+    run()
+    connection.send("ready")
+    while connection.recv() == "go":
+        start = time.perf_counter()
+        result = run()
+        connection.send((time.perf_counter() - start, result))
+
+
+def race(
+    contestants: dict[str, tuple[bool, str, dict]], rounds: int, threads: int = 2
+) -> dict[str, tuple[float, object]]:
+    """Best time of each contestant `name: (is it the peer, "module:function", arguments)`, and what it returned last."""
+    context = multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    ends = {}
+    for name, (peer, contestant, arguments) in contestants.items():
+        end, other = context.Pipe()
+        process = context.Process(target=_serve, args=(other, peer, contestant, arguments, threads), daemon=True)
+        process.start()
+        ends[name] = end
+    best: dict[str, tuple[float, object]] = {}
+    for end in ends.values():
+        end.recv()
+    for _ in range(rounds):
+        for name, end in ends.items():
+            end.send("go")
+            seconds, result = end.recv()
+            best[name] = (min(seconds, best.get(name, (seconds, None))[0]), result)
+    for end in ends.values():
+        end.send("stop")
+    return best
+
+
+def table(header: list[str], rows: list[list[object]]) -> None:
+    """Print a Markdown table."""
+    for row in [header, ["---"] * len(header), *rows]:
+        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)

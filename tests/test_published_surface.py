@@ -1,0 +1,117 @@
+"""Names, import paths and leading arguments of the published library: scripts written for it run unchanged."""
+
+import importlib
+import inspect
+
+import pytest
+import torch
+
+CONV = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode ortho_params"
+TRANSPOSE = (
+    "in_channels out_channels kernel_size stride padding output_padding groups bias dilation padding_mode ortho_params"
+)
+SURFACE = {
+    "orthogonium": {"ClassParam": "fct"},
+    "orthogonium.layers": dict.fromkeys(
+        [
+            "Abs", "SoftHuber", "MaxMin", "HouseHolder", "HouseHolder_Order_2", "OrthoLinear", "UnitNormLinear",
+            "BatchCentering2D", "LayerCentering2D", "ChannelShuffle", "AdaptiveOrthoConv2d",
+            "AdaptiveOrthoConvTranspose2d",
+        ]
+    ),
+    "orthogonium.layers.conv.AOC": {
+        "AdaptiveOrthoConv2d": CONV,
+        "AdaptiveOrthoConvTranspose2d": TRANSPOSE,
+        "FastBlockConv2d": CONV,
+        "FastBlockConvTranspose2D": TRANSPOSE,
+        "RKOConv2d": CONV,
+        "RkoConvTranspose2d": TRANSPOSE,
+        "BcopRkoConv2d": CONV,
+        "BcopRkoConvTranspose2d": TRANSPOSE,
+    },
+    "orthogonium.layers.conv.init": {"conv_orthogonal_": "tensor stride groups gain ortho_params generator"},
+    "orthogonium.layers.linear": {
+        "OrthoLinear": "in_features out_features bias ortho_params",
+        "UnitNormLinear": "in_features out_features bias",
+    },
+    "orthogonium.layers.custom_activations": {
+        "Abs": "", "SoftHuber": "delta", "MaxMin": "axis", "HouseHolder": "channels axis",
+        "HouseHolder_Order_2": "channels axis",
+    },
+    "orthogonium.layers.normalization": {
+        "BatchCentering2D": "num_features momentum",
+        "LayerCentering2D": "num_features",
+        "BatchCentering": "num_features",
+        "LayerCentering": "num_features",
+    },
+    "orthogonium.layers.residual": {
+        "ConcatResidual": "fn",
+        "L2NormResidual": "fn eps",
+        "AdditiveResidual": "fn init_val",
+        "PrescaledAdditiveResidual": "fn init_val",
+    },
+    "orthogonium.layers.channel_shuffle": {"ChannelShuffle": "group_in group_out dim"},
+    "orthogonium.reparametrizers": {
+        "OrthoParams": "spectral_normalizer orthogonalizer",
+        "BatchedPowerIteration": "weight_shape power_it_niter eps",
+        "BatchedIdentity": "weight_shape",
+        "BatchedBjorckOrthogonalization": "weight_shape beta niters pass_through",
+        "BatchedCholeskyOrthogonalization": "weight_shape stable",
+        "BatchedExponentialOrthogonalization": "weight_shape niters",
+        "BatchedQROrthogonalization": "weight_shape",
+        "BatchedCayleyOrthogonalization": "weight_shape",
+        "L2Normalize": "dtype dim",
+        **dict.fromkeys(
+            f"{name}_ORTHO_PARAMS"
+            for name in "DEFAULT DEFAULT_TEST BJORCK_PASS_THROUGH EXP QR CHOLESKY CHOLESKY_STABLE CAYLEY".split()
+        ),
+    },
+    "orthogonium.losses": {
+        "LossXent": "n_classes offset temperature",
+        "CosineLoss": "",
+        "Cosine_VRA_Loss": "gamma L eps last_layer_type",
+        "SoftHKRMulticlassLoss": "alpha min_margin alpha_mean temperature",
+        "VRA": "output class_indices last_layer_type L eps return_certs",
+        "check_last_linear_layer_type": "model",
+    },
+    "orthogonium.legacy.block_ortho_conv": {"BCOP": ""},
+    "orthogonium.legacy.skew_ortho_conv": {"SOC": ""},
+    "orthogonium.legacy.cayley_ortho_conv": {"Cayley": "", "CayleyLinear": ""},
+}  # fmt: skip
+NAMES = [(path, name, arguments) for path, names in SURFACE.items() for name, arguments in names.items()]
+
+
+@pytest.mark.parametrize("path,name,arguments", NAMES, ids=[f"{p}.{n}" for p, n, _ in NAMES])
+def test_name_and_leading_arguments(path, name, arguments):
+    thing = getattr(importlib.import_module(path), name)
+    if arguments is not None:
+        assert list(inspect.signature(thing).parameters)[: len(arguments.split())] == arguments.split()
+
+
+def test_a_script_for_the_published_library():
+    from orthogonium import ClassParam
+    from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveOrthoConvTranspose2d, MaxMin, OrthoLinear
+    from orthogonium.reparametrizers import (
+        DEFAULT_ORTHO_PARAMS,
+        BatchedBjorckOrthogonalization,
+        BatchedPowerIteration,
+        OrthoParams,
+    )
+
+    conv = ClassParam(AdaptiveOrthoConv2d, padding_mode="circular", ortho_params=DEFAULT_ORTHO_PARAMS)
+    params = OrthoParams(
+        spectral_normalizer=ClassParam(BatchedPowerIteration, power_it_niter=3, eps=1e-6),
+        orthogonalizer=ClassParam(BatchedBjorckOrthogonalization, beta=0.5, niters=12, pass_through=False),
+    )
+    model = torch.nn.Sequential(
+        conv(3, 16, kernel_size=3, padding="same", bias=True),
+        MaxMin(),
+        conv(16, 32, kernel_size=4, stride=2, padding="same"),
+        MaxMin(),
+        AdaptiveOrthoConvTranspose2d(32, 16, kernel_size=3, stride=2, padding=1, output_padding=1),
+        torch.nn.Flatten(),
+        OrthoLinear(16 * 8 * 8, 10, ortho_params=params),
+    )
+    x, y = torch.randn(2, 2, 3, 8, 8)
+    with torch.no_grad():
+        assert (model(x) - model(y)).norm() <= (x - y).norm() * (1 + 1e-5)
