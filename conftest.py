@@ -6,6 +6,7 @@ from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 import pytest
 import torch
 from sybil import Sybil
+from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.parsers.rest import DocTestParser
 
@@ -31,3 +32,11 @@ pytest_collect_file = (
     )
     + Sybil([PythonCodeBlockParser()], patterns=["README.md", "docs/**/*.md"], setup=_seed_example)
 ).pytest()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """Examples of one document build on each other: keep them on one worker."""
+    for item in items:
+        if isinstance(item, SybilItem):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))

@@ -1,16 +1,17 @@
 """Block convolution orthogonal parametrization, built axis by axis from projectors.
 
-Li, Haque, Anil, Lucas, Grosse, Jacobsen (2019), "Preventing gradient attenuation in Lipschitz constrained
-convolutional networks". For a projector P of rank ⌊c/2⌋, `P + (I − P) z` is orthogonal at every frequency z of its
-axis; a kernel of size k is a product of k − 1 of them along each axis and of an orthogonal matrix.
+Li, Haque, Anil, Lucas, Grosse, Jacobsen (2019), "Preventing gradient attenuation in Lipschitz constrained convolutional
+networks". For a projector P of rank ⌊c/2⌋, `P + (I − P) z` is orthogonal at every frequency z of its axis; a kernel of
+size k is a product of k − 1 of them along each axis and of an orthogonal matrix. The latter is `(I − 2P)(I − 2Q)`, which
+reaches every rotation.
 
 Note [Composition]
-The factors of one axis multiply to `A(z) = Σ_i A_i zⁱ` with `A(1) = I`. So the last tap is I minus the others, and
-applying A to a kernel X takes n products for n factors, one big matrix product for all of them and for all taps of X:
-`Y = Σ_{i<n} zⁱ Z_i + zⁿ (X − Σ Z_i)`, `Z_i = A_i X`. Two factors with projectors P, Q have `A_0 = PQ`, `A_1 = P + Q −
-2PQ`. The orthogonal matrix is `(I − 2P)(I − 2Q) = I − 2(P + Q) + 4PQ`, which reaches every rotation. So only sums
-`S = P + Q` and products `T = PQ` of pairs are ever needed, all of them from one batch of bases.
-A square 3×3 kernel of c channels takes 28 c³ flops (and 52 c³ backward).
+One factor applied to a kernel X takes two thin products, `B = M(MᵀX)`, for `Y = B + z (X − B)`. While X has a single
+tap, factors are applied one by one. Later the factors of an axis are multiplied first: `A(z) = Σ_i A_i zⁱ` has `A(1) =
+I`, so the last tap is I minus the others, and applying A takes n products for n factors:
+`Y = Σ_{i<n} zⁱ Z_i + zⁿ (X − Σ Z_i)`, `Z_i = A_i X`, one big matrix product for all of them and all taps of X. Two
+factors with projectors P, Q have `A_0 = PQ`, `A_1 = P + Q − 2PQ`.
+A square 3×3 kernel of c channels takes 25 c³ flops (and 48 c³ backward).
 
 Note [One function]
 The whole composition is one autograd function of the bases: each step below stands beside its adjoint. The bookkeeping
@@ -22,34 +23,66 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # ── steps and their adjoints; g groups, c channels, r = ⌊c/2⌋, t taps so far, m columns ──
 
 
-def _pairs(m: Tensor) -> tuple[Tensor, Tensor]:  # (g, p, 2, c, r) → two of (g, p, c, c)
-    """`S = P + Q` and `T = PQ` of pairs of projectors `P = M₁M₁ᵀ`, `Q = M₂M₂ᵀ`."""
-    first, second = m.unbind(2)
-    p, q = (m @ m.mT).unbind(2)
-    return p + q, (first @ (first.mT @ second)) @ second.mT
+def _reflect(m: Tensor, x: Tensor, coordinates: Tensor) -> Tensor:  # (g, c, r), (g, c, m), (g, r, m) → (g, c, m)
+    """`(I − 2P) X` from the coordinates `MᵀX`."""
+    return torch.baddbmm(x, m, coordinates, alpha=-2)
 
 
-def _pairs_adjoint(m: Tensor, grad_s: Tensor, grad_t: Tensor) -> Tensor:
-    first, second = m.unbind(2)
+def _reflect_adjoint(m: Tensor, x: Tensor, coordinates: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    inner = m.mT @ grad
+    return -2 * torch.baddbmm(grad @ coordinates.mT, x, inner.mT), torch.baddbmm(grad, m, inner, alpha=-2)
+
+
+def _step(m: Tensor, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:  # (g, c, r), (g, c, *t, m) → (g, c, *t', m)
+    """Multiply by `P + (I − P) z` along an axis; also the coordinates `MᵀX`, for the adjoint."""
+    coordinates = m.mT @ x.flatten(2)
+    projected = (m @ coordinates).view_as(x)
+    rest = x - projected
+    if x.shape[dim] == 1:
+        return torch.cat((projected, rest), dim), coordinates
+    edge = torch.zeros_like(x.narrow(dim, 0, 1))
+    return torch.cat((projected, edge), dim) + torch.cat((edge, rest), dim), coordinates
+
+
+def _step_adjoint(m: Tensor, x: Tensor, coordinates: Tensor, dim: int, grad: Tensor) -> tuple[Tensor, Tensor]:
+    size = x.shape[dim]
+    last = grad.narrow(dim, 1, size)
+    difference = (grad.narrow(dim, 0, size) - last).flatten(2)
+    inner = m.mT @ difference
+    grad_m = torch.baddbmm(difference @ coordinates.mT, x.flatten(2), inner.mT)
+    return grad_m, torch.baddbmm(last.flatten(2), m, inner).view_as(x)
+
+
+def _pair(first: Tensor, second: Tensor) -> Tensor:  # two of (g, c, r) → (g, c, 2, c)
+    """Taps `PQ` and `P + Q − 2PQ` of two factors."""
+    product = (first @ (first.mT @ second)) @ second.mT
+    total = torch.baddbmm(first @ first.mT, second, second.mT)
+    return torch.stack((product, total - 2 * product), 2)
+
+
+def _pair_adjoint(first: Tensor, second: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    grad_total = grad[:, :, 1]
+    grad_product = grad[:, :, 0] - 2 * grad_total
+    symmetric = grad_total + grad_total.mT
     inner = first.mT @ second
-    t_second = grad_t @ second
-    grad_inner = first.mT @ t_second
-    symmetric = grad_s + grad_s.mT
-    grad_first = symmetric @ first + t_second @ inner.mT + second @ grad_inner.mT
-    grad_second = symmetric @ second + grad_t.mT @ (first @ inner) + first @ grad_inner
-    return torch.stack((grad_first, grad_second), 2)
+    right = grad_product @ second
+    grad_inner = first.mT @ right
+    grad_first = torch.baddbmm(torch.baddbmm(symmetric @ first, right, inner.mT), second, grad_inner.mT)
+    left = torch.baddbmm(symmetric @ second, grad_product.mT, first @ inner)
+    return grad_first, torch.baddbmm(left, first, grad_inner)
 
 
-def _apply(taps: Tensor, x: Tensor, axis: int) -> Tensor:  # (g, c, n, c), (g, c, *t, m) → (g, c, *t', m)
+def _apply(taps: Tensor, x: Tensor, dim: int) -> Tensor:  # (g, c, n, c), (g, c, *t, m) → (g, c, *t', m)
     """Multiply by `A(z)` along an axis; `taps` are all but the last. Note [Composition]."""
-    n, dim, size = taps.shape[2], axis + 2, x.shape[axis + 2]
-    z = (taps.flatten(1, 2) @ x.flatten(2)).unflatten(1, (-1, n)).view(*taps.shape[:3], *x.shape[2:])
+    n, size = taps.shape[2], x.shape[dim]
+    z = (taps.flatten(1, 2) @ x.flatten(2)).view(*taps.shape[:3], *x.shape[2:])
     last = x - z.sum(2)
     if size == 1:
         return torch.cat((z.squeeze(dim + 1).movedim(2, dim), last), dim)
@@ -60,18 +93,44 @@ def _apply(taps: Tensor, x: Tensor, axis: int) -> Tensor:  # (g, c, n, c), (g, c
     return y
 
 
-def _apply_adjoint(taps: Tensor, x: Tensor, axis: int, grad: Tensor) -> tuple[Tensor, Tensor]:
-    n, dim, size = taps.shape[2], axis + 2, x.shape[axis + 2]
+def _apply_adjoint(taps: Tensor, x: Tensor, dim: int, grad: Tensor) -> tuple[Tensor, Tensor]:
+    n, size = taps.shape[2], x.shape[dim]
     last = grad.narrow(dim, n, size)
     grad_z = torch.stack([grad.narrow(dim, i, size) - last for i in range(n)], 2).flatten(3).flatten(1, 2)
     grad_taps = grad_z @ x.flatten(2).mT
-    grad_x = last + (taps.flatten(1, 2).mT @ grad_z).view_as(x)
-    return grad_taps.view_as(taps), grad_x
+    grad_x = torch.baddbmm(last.flatten(2), taps.flatten(1, 2).mT, grad_z)
+    return grad_taps.view_as(taps), grad_x.view_as(x)
 
 
 def _all_taps(taps: Tensor) -> Tensor:  # (g, c, n, c) → (g, c, n+1, c), a kernel with c columns along one axis
     identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
     return torch.cat((taps, (identity - taps.sum(2))[:, :, None]), 2)
+
+
+def _multiply(bases: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Taps of the product of all factors of an axis, pair by pair, and what the adjoint needs."""
+    parts = [_pair(*bases[i : i + 2]) for i in range(0, len(bases) - 1, 2)]
+    if len(bases) % 2:
+        parts.append((bases[-1] @ bases[-1].mT)[:, :, None])
+    products = [parts[-1]]
+    for part in reversed(parts[:-1]):
+        products.append(_apply(part, _all_taps(products[-1]), 2)[:, :, :-1])
+    return products[-1], [*parts[:-1], *products]
+
+
+def _multiply_adjoint(bases: list[Tensor], saved: list[Tensor], grad: Tensor) -> list[Tensor]:
+    count = (len(bases) + 1) // 2
+    parts, products = saved[: count - 1], saved[count - 1 :]
+    grads: list[Tensor] = []
+    for i, part in enumerate(parts):
+        padded = F.pad(grad, (0, 0, 0, 1))
+        grad_part, grad_all = _apply_adjoint(part, _all_taps(products[count - 2 - i]), 2, padded)
+        grads += _pair_adjoint(bases[2 * i], bases[2 * i + 1], grad_part)
+        grad = grad_all[:, :, :-1] - grad_all[:, :, -1:]
+    if len(bases) % 2:
+        symmetric = grad[:, :, 0] + grad[:, :, 0].mT
+        return [*grads, symmetric @ bases[-1]]
+    return [*grads, *_pair_adjoint(bases[-2], bases[-1], grad)]
 
 
 # ── composition ──
@@ -82,25 +141,11 @@ def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
     return sum(k - 1 for k in sizes) + 2 * rotate
 
 
-def _segments(counts: tuple[int, ...], rotate: bool) -> tuple[int, list[list[tuple[str, int]]]]:
-    """Which pair or single projector serves which axis: the number of pairs, and per axis a list of (kind, index).
-
-    The bases are ordered: the pair of the orthogonal matrix (if any), the pairs of all axes, then the single
-    projectors of axes with an odd number of factors.
-    """
-    pairs, singles, axes = int(rotate), 0, []
-    for n in counts:
-        segments = [("pair", pairs + i) for i in range(n // 2)]
-        pairs += n // 2
-        if n % 2:
-            segments.append(("single", singles))
-            singles += 1
-        axes.append(segments)
-    return pairs, axes
-
-
 class _Compose(torch.autograd.Function):
-    """(bases, start) → kernel. The bases have orthonormal columns; the start is a kernel, or None for the rotation."""
+    """(bases, start) → kernel. The bases have orthonormal columns; the start is a kernel, or None for the rotation.
+
+    Bases are used up in this order: two for the rotation (if any), then those of the axes, last axis first.
+    """
 
     generate_vmap_rule = True
 
@@ -111,37 +156,39 @@ class _Compose(torch.autograd.Function):
         counts: tuple[int, ...],  # factors along each axis
         columns: int,  # m
     ) -> tuple[Tensor, ...]:
-        pairs, axes = _segments(counts, start is None)
-        groups, _, c, r = bases.shape
-        s, t = _pairs(bases[:, : 2 * pairs].view(groups, pairs, 2, c, r))
-        single = bases[:, 2 * pairs :]
-        p = single @ single.mT
-        pair_taps = torch.stack((t, s - 2 * t), 3)  # (g, p, c, 2, c)
-
+        remaining = list(bases.unbind(1))
+        saved: list[Tensor] = []
         if start is None:
-            identity = torch.eye(c, columns, dtype=bases.dtype, device=bases.device)
-            x = identity - 2 * pair_taps[:, 0, :, 1, :columns]  # I − 2S + 4T
-            x = x.view(groups, c, *(1,) * len(counts), columns)
+            first, second, *remaining = remaining
+            identity = torch.eye(first.shape[1], columns, dtype=bases.dtype, device=bases.device)
+            x = _reflect(first, identity.expand(len(bases), -1, -1), first.mT[..., :columns])
+            coordinates = second.mT @ x
+            saved += [x, coordinates]
+            x = _reflect(second, x, coordinates)
+            x = x.view(*x.shape[:2], *(1,) * len(counts), columns)
         else:
             x = start.view_as(start)
-        saved = []
         for axis in reversed(range(len(counts))):
-            if not axes[axis]:
+            n, dim = counts[axis], axis + 2
+            factors, remaining = remaining[:n], remaining[n:]
+            if n == 0:
                 continue
-            parts = [pair_taps[:, i] if kind == "pair" else p[:, i, :, None] for kind, i in axes[axis]]
-            taps = parts[-1]
-            saved.append(taps)
-            for part in reversed(parts[:-1]):
-                taps = _apply(part, _all_taps(taps), 0)[:, :, :-1]
-                saved += [part, taps]
-            saved.append(x)
-            x = _apply(taps, x, axis)
+            if _one_by_one(x.shape[2:-1]):
+                for m in factors:
+                    y, coordinates = _step(m, x, dim)
+                    saved += [x, coordinates]
+                    x = y
+            else:
+                taps, kept = _multiply(factors)
+                saved += [x, *kept]
+                x = _apply(taps, x, dim)
         return x, *saved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         bases, start, ctx.counts, ctx.columns = inputs
         ctx.rotate = start is None
+        ctx.taps = (1,) * len(ctx.counts) if start is None else tuple(start.shape[2:-1])
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(bases, *output[1:])
 
@@ -149,50 +196,44 @@ class _Compose(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         bases, *saved = ctx.saved_tensors
-        pairs, axes = _segments(ctx.counts, ctx.rotate)
-        groups, _, c, r = bases.shape
+        remaining = list(bases.unbind(1))
+        grads: list[Tensor] = []  # of the bases, from the last
         grad = grad.contiguous()
-        grad_pairs: list[Tensor | None] = [None] * pairs  # of the taps (T, S − 2T)
-        grad_singles: list[Tensor] = []
-
-        for axis, segments in enumerate(axes):
-            if not segments:
+        for axis, n in enumerate(ctx.counts):
+            taps = (*ctx.taps[: axis + 1], *(ctx.taps[i] + ctx.counts[i] for i in range(axis + 1, len(ctx.counts))))
+            remaining, factors = remaining[: len(remaining) - n], remaining[len(remaining) - n :]
+            if n == 0:
                 continue
-            x = saved.pop()
-            grads = []
-            if len(segments) == 1:
-                grad_taps, grad = _apply_adjoint(saved.pop(), x, axis, grad)
+            if _one_by_one(taps):
+                for m in reversed(factors):
+                    coordinates, x = saved.pop(), saved.pop()
+                    grad_m, grad = _step_adjoint(m, x, coordinates, axis + 2, grad)
+                    grads.append(grad_m)
             else:
-                grad_taps, grad = _apply_adjoint(saved[-1], x, axis, grad)
-                for _segment in segments[:-1]:
-                    saved.pop()
-                    part, taps = saved.pop(), saved[-1]
-                    grad_all = torch.nn.functional.pad(grad_taps, (0, 0, 0, 1))
-                    grad_part, grad_all = _apply_adjoint(part, _all_taps(taps), 0, grad_all)
-                    grads.append(grad_part)
-                    grad_taps = grad_all[:, :, :-1] - grad_all[:, :, -1:]
-                saved.pop()
-            grads.append(grad_taps)
-            for (kind, index), part in zip(segments, grads, strict=True):
-                if kind == "pair":
-                    grad_pairs[index] = part
-                else:
-                    grad_singles.append(part[:, :, 0])
+                kept = saved[-_kept(n) :]
+                del saved[-_kept(n) :]
+                grad_taps, grad = _apply_adjoint(kept[-1], saved.pop(), axis + 2, grad)
+                grads += reversed(_multiply_adjoint(factors, kept, grad_taps))
+        if not ctx.rotate:
+            return torch.stack(grads[::-1], 1), grad, None, None
+        first, second = remaining
+        coordinates, x = saved.pop(), saved.pop()
+        grad_second, grad = _reflect_adjoint(second, x, coordinates, grad.flatten(2))
+        # The first reflection acts on columns of the identity.
+        inner = first.mT @ grad
+        rows = F.pad(inner.mT, (0, 0, 0, first.shape[1] - ctx.columns))
+        grads += [grad_second, -2 * torch.baddbmm(rows, grad, first[:, : ctx.columns])]
+        return torch.stack(grads[::-1], 1), None, None, None
 
-        if ctx.rotate:  # the start I − 2S + 4T is I − 2·A₁ in terms of the taps A₀ = T, A₁ = S − 2T
-            grad_x = torch.nn.functional.pad(grad.reshape(groups, c, ctx.columns), (0, c - ctx.columns))
-            grad_pairs[0] = torch.stack((torch.zeros_like(grad_x), -2 * grad_x), 2)
-        grad_bases = []
-        if pairs:
-            stacked = torch.stack([g for g in grad_pairs if g is not None], 1)  # (g, p, c, 2, c)
-            grad_t, grad_s = stacked[:, :, :, 0] - 2 * stacked[:, :, :, 1], stacked[:, :, :, 1]
-            m = bases[:, : 2 * pairs].view(groups, pairs, 2, c, r)
-            grad_bases.append(_pairs_adjoint(m, grad_s, grad_t).flatten(1, 2))
-        if grad_singles:
-            grad_p = torch.stack(grad_singles, 1)
-            grad_bases.append((grad_p + grad_p.mT) @ bases[:, 2 * pairs :])
-        grad_start = None if ctx.rotate else grad
-        return torch.cat(grad_bases, 1), grad_start, None, None
+
+def _one_by_one(taps: tuple[int, ...]) -> bool:
+    """Whether it takes fewer flops to apply the factors of an axis one by one than to multiply them first."""
+    return all(t == 1 for t in taps)
+
+
+def _kept(n: int) -> int:
+    """How many tensors `_multiply` keeps for n factors."""
+    return 2 * ((n + 1) // 2) - 1
 
 
 def compose(
@@ -206,7 +247,6 @@ def compose(
     All singular values are 1 at every frequency if those of `start` are. `N = count_bases(sizes, start is None)`.
     """
     counts = tuple(k - 1 for k in sizes)
-    c = bases.shape[-2]
     if start is not None and not any(counts):
         return start
-    return _Compose.apply(bases, start, counts, c if columns is None else columns)[0]
+    return _Compose.apply(bases, start, counts, bases.shape[-2] if columns is None else columns)[0]
