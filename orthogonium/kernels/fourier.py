@@ -1,0 +1,121 @@
+"""Kernels by their symbols at the points of a frequency grid, in real arithmetic.
+
+The symbol of a kernel is `K(ω) = Σ_t K[t] e^{iω·t}`, and the composition ⊛ of kernels is the product of their symbols. A
+product with at most N taps on each axis is determined by N frequencies on each: sampling, multiplying matrices and
+interpolating gives it exactly, for a fraction of the arithmetic of a block convolution.
+
+Note [Halves]
+All boxes have odd sizes and are centred at 0. A real kernel has `K(−ω) = conj K(ω)`, so half of the frequencies do: the
+middle of the box and what follows it in lexicographic order. The taps of a kernel that is its own adjoint
+(`K[−t] = K[t]ᵀ`), or minus its own adjoint, are known from the same half of their box.
+
+A symbol is a pair (real part, imaginary part) of tensors `(frequencies, groups, rows, columns)`; the imaginary part is
+None on the grid of one point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Symbol: TypeAlias = tuple[Tensor, Tensor | None]
+
+
+def half_box(sizes: Sequence[int], device: torch.device) -> Tensor:  # (half the points, axes), integers
+    """The points of a centred box of odd sizes from its middle on. Note [Halves]."""
+    if not sizes:
+        return torch.zeros(1, 0, dtype=torch.long, device=device)
+    axes = [torch.arange(n, device=device) - n // 2 for n in sizes]
+    box = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    return box[len(box) // 2 :]
+
+
+def _waves(frequencies: Tensor, positions: Tensor, grid: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of ω·t, (frequencies, positions), with ω = 2π f / grid."""
+    # Multiples of the period are taken off in integers, so that the tables are as exact as their dtype.
+    dtype = torch.float32 if like.device.type == "mps" else torch.float64
+    turns = torch.zeros(len(frequencies), len(positions), dtype=dtype, device=like.device)
+    for axis, n in enumerate(grid):
+        product = frequencies[:, axis, None] * positions[None, :, axis]
+        turns = turns + (torch.remainder(product + n // 2, n) - n // 2).to(dtype) / n
+    angles = 2 * math.pi * turns
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _weigh_first(table: Tensor, first: float, others: float) -> Tensor:
+    """Scale a table whose first column belongs to the middle of a half box."""
+    weights = table.new_full((table.shape[1],), others)
+    weights[0] = first
+    return table * weights
+
+
+def _combine(table: Tensor, values: Tensor) -> Tensor:
+    return (table @ values.flatten(1)).view(-1, *values.shape[1:])
+
+
+def symbol(kernel: Tensor, grid: Sequence[int]) -> Symbol:  # (g, m, n, *k)
+    """Symbol of any kernel, up to the phase factor that the position of its first tap gives."""
+    sizes = kernel.shape[3:]
+    taps = kernel.flatten(3).permute(3, 0, 1, 2) if sizes else kernel[None]  # (taps, g, m, n)
+    if math.prod(grid) == 1:
+        return taps, None
+    axes = [torch.arange(n, device=kernel.device) for n in sizes]
+    positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    cosine, sine = _waves(half_box(grid, kernel.device), positions, grid, kernel)
+    taps = taps.contiguous()
+    return _combine(cosine, taps), _combine(sine, taps)
+
+
+def symmetric_symbol(half: Tensor, sizes: Sequence[int], grid: Sequence[int], sign: int = 1) -> Symbol:
+    """Symbol of a kernel with `K[−t] = sign·K[t]ᵀ` from half of its taps `(taps, g, c, c)`: Hermitian or anti-Hermitian."""
+    mirrored = half.mT if sign > 0 else -half.mT
+    even = half + mirrored
+    if math.prod(grid) == 1:
+        return even / 2, None
+    cosine, sine = _waves(half_box(grid, half.device), half_box(sizes, half.device), grid, half)
+    return _combine(_weigh_first(cosine, 0.5, 1.0), even), _combine(sine, half - mirrored)
+
+
+def gram(x: Symbol) -> Symbol:
+    """Symbol of `K Kᵀ`; for a Hermitian one that is its square, for an anti-Hermitian one minus its square."""
+    real, imaginary = x
+    if imaginary is None:
+        return real @ real.mT, None
+    cross = imaginary @ real.mT
+    return real @ real.mT + imaginary @ imaginary.mT, cross - cross.mT
+
+
+def product(x: Symbol, y: Symbol) -> Symbol:
+    """Symbol of the composition, `y` first."""
+    (a, b), (c, d) = x, y
+    if b is None or d is None:
+        return a @ c, None
+    return a @ c - b @ d, a @ d + b @ c
+
+
+def _half_taps(x: Symbol, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Even and odd part of the taps in half of a box, from the symbol on the grid of that size."""
+    real, imaginary = x
+    if imaginary is None:
+        return real, None
+    points = half_box(sizes, real.device)
+    total = math.prod(sizes)
+    cosine, sine = (_weigh_first(wave, 1 / total, 2 / total) for wave in _waves(points, points, sizes, real))
+    return _combine(cosine, real), _combine(sine, imaginary)
+
+
+def hermitian_taps(x: Symbol, sizes: Sequence[int]) -> Tensor:  # (half the taps, g, c, c)
+    """Half of the taps of a kernel that is its own adjoint, from its symbol on the grid of its size."""
+    even, odd = _half_taps(x, sizes)
+    return even if odd is None else even + odd
+
+
+def kernel_of(x: Symbol, sizes: Sequence[int]) -> Tensor:  # (g, m, n, *sizes)
+    """The kernel, centred, from its symbol on the grid of its size."""
+    even, odd = _half_taps(x, sizes)
+    taps = even if odd is None else torch.cat(((even - odd)[1:].flip(0), even + odd))
+    return taps.permute(1, 2, 3, 0).unflatten(-1, tuple(sizes)) if sizes else taps[0]
