@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +114,9 @@ def _gram_diagonal(x: Tensor, weights: Tensor | None, niter: int) -> Tensor:  # 
 def check_steps(niter: int, name: str) -> None:
     """Reject a number of steps below 1."""
     if not isinstance(niter, int) or niter < 1:
-        raise ParameterError(f"{name}: niter, the number of AOL steps, must be an integer of at least 1, got {niter!r}.")
+        raise ParameterError(
+            f"{name}: niter, the number of AOL steps, must be an integer of at least 1, got {niter!r}."
+        )
 
 
 def stack_phases(kernel: Tensor, strides: Sequence[int]) -> Tensor:  # (g, m, n, *k) → (g, m, n·∏e, *⌈k/e⌉)
@@ -176,5 +179,6 @@ class AlmostOrthogonalKernel(Constraint):
         else:
             factor = scale.view(g.groups, 1, g.group_in, *e)
             factor = factor.repeat(1, 1, 1, *(-(-k // f) for k, f in zip(g.kernel_size, e, strict=True)))
-            factor = factor[(..., *(slice(k) for k in g.kernel_size))]
+            inside: tuple[Any, ...] = (..., *(slice(k) for k in g.kernel_size))
+            factor = factor[inside]
         return (kernel * factor).flatten(0, 1)
