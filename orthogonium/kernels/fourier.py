@@ -25,32 +25,42 @@ from torch import Tensor
 Symbol: TypeAlias = tuple[Tensor, Tensor | None]
 
 
-def half_box(sizes: Sequence[int], device: torch.device) -> Tensor:  # (half the points, axes), integers
+def _half_box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (half the points, axes), integers
     """The points of a centred box of odd sizes from its middle on. Note [Halves]."""
-    if not sizes:
-        return torch.zeros(1, 0, dtype=torch.long, device=device)
-    axes = [torch.arange(n, device=device) - n // 2 for n in sizes]
-    box = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    box = _box(sizes, device) - torch.tensor(sizes, device=device) // 2
     return box[len(box) // 2 :]
 
 
-def _waves(frequencies: Tensor, positions: Tensor, grid: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of ω·t, (frequencies, positions), with ω = 2π f / grid."""
+def _box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (points, axes), integers
+    axes = [torch.arange(n, device=device) for n in sizes]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+@torch.compiler.assume_constant_result
+def _waves(
+    grid: tuple[int, ...],
+    sizes: tuple[int, ...],
+    half: bool,
+    weights: tuple[float, float],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of ω·t, (half of the frequencies of the grid, positions in a box or in half of one).
+
+    The columns are weighed, the one that belongs to the middle of a half box by the first weight.
+    """
+    frequencies = _half_box(grid, device)
+    positions = _half_box(sizes, device) if half else _box(sizes, device)
     # Multiples of the period are taken off in integers, so that the tables are as exact as their dtype.
-    dtype = torch.float32 if like.device.type == "mps" else torch.float64
-    turns = torch.zeros(len(frequencies), len(positions), dtype=dtype, device=like.device)
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    turns = torch.zeros(len(frequencies), len(positions), dtype=wide, device=device)
     for axis, n in enumerate(grid):
         product = frequencies[:, axis, None] * positions[None, :, axis]
-        turns = turns + (torch.remainder(product + n // 2, n) - n // 2).to(dtype) / n
+        turns = turns + (torch.remainder(product + n // 2, n) - n // 2).to(wide) / n
     angles = 2 * math.pi * turns
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def _weigh_first(table: Tensor, first: float, others: float) -> Tensor:
-    """Scale a table whose first column belongs to the middle of a half box."""
-    weights = table.new_full((table.shape[1],), others)
-    weights[0] = first
-    return table * weights
+    scale = torch.full_like(angles[0], weights[1])
+    scale[0] = weights[0]
+    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
 def _combine(table: Tensor, values: Tensor) -> Tensor:
@@ -63,9 +73,7 @@ def symbol(kernel: Tensor, grid: Sequence[int]) -> Symbol:  # (g, m, n, *k)
     taps = kernel.flatten(3).permute(3, 0, 1, 2) if sizes else kernel[None]  # (taps, g, m, n)
     if math.prod(grid) == 1:
         return taps, None
-    axes = [torch.arange(n, device=kernel.device) for n in sizes]
-    positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-    cosine, sine = _waves(half_box(grid, kernel.device), positions, grid, kernel)
+    cosine, sine = _waves(tuple(grid), tuple(sizes), False, (1.0, 1.0), kernel.device, kernel.dtype)
     taps = taps.contiguous()
     return _combine(cosine, taps), _combine(sine, taps)
 
@@ -76,8 +84,9 @@ def symmetric_symbol(half: Tensor, sizes: Sequence[int], grid: Sequence[int], si
     even = half + mirrored
     if math.prod(grid) == 1:
         return even / 2, None
-    cosine, sine = _waves(half_box(grid, half.device), half_box(sizes, half.device), grid, half)
-    return _combine(_weigh_first(cosine, 0.5, 1.0), even), _combine(sine, half - mirrored)
+    # The middle tap is in `even` twice; its sine is zero.
+    cosine, sine = _waves(tuple(grid), tuple(sizes), True, (0.5, 1.0), half.device, half.dtype)
+    return _combine(cosine, even), _combine(sine, half - mirrored)
 
 
 def product(x: Symbol, y: Symbol) -> Symbol:
@@ -127,9 +136,8 @@ def _half_taps(x: Symbol, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     real, imaginary = x
     if imaginary is None:
         return real, None
-    points = half_box(sizes, real.device)
-    total = math.prod(sizes)
-    cosine, sine = (_weigh_first(wave, 1 / total, 2 / total) for wave in _waves(points, points, sizes, real))
+    box, total = tuple(sizes), math.prod(sizes)
+    cosine, sine = _waves(box, box, True, (1 / total, 2 / total), real.device, real.dtype)
     return _combine(cosine, real), _combine(sine, imaginary)
 
 

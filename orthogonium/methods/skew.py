@@ -90,6 +90,6 @@ class SkewExponentialKernel(Constraint):
         half = self.skew_taps(raw[0])
         kernel = skew_exponential(half, self.skew_size, self.order, self.columns).flatten(0, 1)
         if self.has_rko:
-            rko = self.orthogonalize(raw[1]).view(g.out_channels, -1, *self.rko_size)
+            rko = self.orthogonalize(raw[1]).reshape(g.out_channels, -1, *self.rko_size)
             return block_conv(kernel, rko, groups=g.groups)
         return kernel if g.group_out >= g.group_in else adjoint(kernel, groups=g.groups)

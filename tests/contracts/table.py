@@ -65,7 +65,6 @@ LAYERS = {
     "AOLLinear": _dense(AOLLinear),
     "AOLLinear-tall": _dense(AOLLinear, 4, 6, niter=3),
     "AOL": _conv(AOL.AOLConv2d, padding=1),
-    "AOL-strided-circular": _conv(AOL.AOLConv2d, stride=2, padding="same", padding_mode="circular"),
     "AOL-strided-columns": _conv(AOL.AOLConv2d, 1, 12, stride=2, padding=1, niter=2),
     "AOL-depthwise": _conv(AOL.AOLConv2d, 4, 4, groups=4, padding=1, niter=2),
     "AOL-1d": _conv(AOL.AOLConv1d, 4, 4, 4, groups=2, dilation=2, padding=3),
@@ -81,7 +80,6 @@ LAYERS = {
     "SOC-1x1": _conv(adaptiveSOC.AdaptiveSOCConv2d, 4, 4, 1, padding_mode="zeros"),
     "SOC-1d": _conv(adaptiveSOC.AdaptiveSOCConv1d, 6, 4, 5, dilation=2, order=8),
     "SOC-3d": _conv(adaptiveSOC.AdaptiveSOCConv3d, 2, 2, (1, 3, 3), bias=False, order=3),
-    "SOC-transpose": _conv(adaptiveSOC.AdaptiveSOCConvTranspose2d, 6, 4, stride=2, padding=4, output_padding=1),
     "SOC-transpose-circular": _conv(
         adaptiveSOC.AdaptiveSOCConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
     ),
