@@ -153,7 +153,8 @@ class AlmostOrthogonalKernel(Constraint):
         wide = torch.promote_types(dtype, torch.float32)
         tap = random_orthogonal((g.groups, g.group_out, g.group_in * math.prod(e)), device, wide)
         kernel = torch.randn(g.groups, g.group_out, g.group_in, *g.kernel_size, device=device, dtype=wide)
-        kernel *= 0.03 / math.sqrt(math.prod(kernel.shape[2:]))
+        # Small in the sum over channels and taps, which is what the bound sees.
+        kernel *= 0.02 / (max(g.group_out, g.group_in) * math.prod(g.kernel_size))
         middle = kernel
         for axis, (k, f) in enumerate(zip(g.kernel_size, e, strict=True)):
             middle = middle.narrow(3 + axis, (k - f + 1) // 2, f)

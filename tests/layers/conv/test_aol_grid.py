@@ -87,7 +87,7 @@ def test_never_expands_in_training(niter, dtype):
             with torch.no_grad():  # power iteration: the input that grows most
                 y = torch.autograd.functional.vjp(conv, x, conv(x))[1]
                 x = y / y.norm()
-        assert 0.9 < singular_values(conv, ci, 4, 4)[0] <= LIMIT  # the bound is used
+        assert 0.75 < singular_values(conv, ci, 4, 4)[0] <= LIMIT  # the bound is used
 
 
 @pytest.mark.parametrize("stride,groups", [(1, 1), (2, 1), (1, 3)])
@@ -134,6 +134,13 @@ def test_phases_have_scales_of_their_own():
             torch.linalg.qr(torch.randn(6, 2)).Q.view(6, 1, 2) * torch.tensor([1.0, 100.0])
         )
     assert (singular_values(conv, 1, 8) - 1).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("channels,stride", [((64, 64), 1), ((64, 32), 1), ((32, 64), 2)])
+def test_starts_nearly_orthogonal(channels, stride):
+    conv = AOL.AOLConv2d(*channels, 3, stride, "same", padding_mode="circular", bias=False)
+    sigma = singular_values(conv, channels[0], 2, 2)
+    assert sigma[-1] > 0.95 and sigma[0] <= LIMIT
 
 
 def test_groups_are_a_direct_sum():
