@@ -168,7 +168,7 @@ class AlmostOrthogonalKernel(Constraint):
         """Rescale the kernel `(out, in/g, *k)`."""
         g = self.geometry
         e = g.effective_stride
-        largest = raw[0].detach().abs().amax()
+        largest = raw[0].detach().abs().flatten().amax(0)
         # The result does not depend on the scale: a constant for the gradient that keeps squares in range.
         kernel = (raw[0] / torch.where(largest > 0, largest, torch.ones_like(largest))).unflatten(0, (g.groups, -1))
         weights = positive_weights(raw[1]) if len(raw) > 1 else None

@@ -150,7 +150,8 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
         device: of the parameters.
         dtype: of the parameters.
         order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
-        niter: squarings in the bound of the norm of K; more of them let K come closer to norm 1.
+        niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come
+            closer to norm 1, and doubles the size of the Gram kernel behind the bound.
 
     >>> layer = AdaptiveSOCConv2d(8, 8, kernel_size=3, groups=8)
     >>> layer.weight.shape, layer.kernel_size, layer.skew_kernel_size
