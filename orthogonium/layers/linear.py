@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, random_orthogonal
+from orthogonium.methods.aol import AlmostOrthogonalKernel
 from orthogonium.methods.constraint import constrain
 from orthogonium.methods.dense import OrthogonalMatrix, UnitBall, UnitRows
 
@@ -131,6 +133,39 @@ class SpectralLinear(_ConstrainedLinear):
             raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
         super().__init__(in_features, out_features, bias, device, dtype)
         constrain(self, UnitBall(niter), self.weight)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """No singular value exceeds 1."""
+        return Guarantee("lipschitz")
+
+
+class AOLLinear(_ConstrainedLinear):
+    """Dense layer scaled by output (or input, where there are fewer) until it is 1-Lipschitz: AOL.
+
+    With `G = W Wᵀ`, row i is divided by the root of `t_i = Σ_j |G_ij| e^(q_j − q_i)`; q is learned. `niter` steps
+    tighten the bound: see `AOLConv2d`.
+
+    Guarantee: 1-Lipschitz always.
+
+    >>> layer = AOLLinear(5, 7)
+    >>> layer.singular_values()[1] <= 1
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        niter: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        # A matrix is a kernel without axes.
+        kernel = AlmostOrthogonalKernel(ConvGeometry.of(0, in_features, out_features, ()), niter)
+        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
 
     @property
     def guarantee(self) -> Guarantee:

@@ -1,1 +1,5 @@
-"""Raw parameters to constrained weights, one method per file."""
+"""Raw parameters to constrained weights, one method per file, and the table of all of them."""
+
+from orthogonium.methods.table import METHODS, Method
+
+__all__ = ["METHODS", "Method"]

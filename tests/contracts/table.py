@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import orthogonium.linalg as linalg
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
-from orthogonium.layers.conv import AOC
+from orthogonium.layers.conv import AOC, AOL, adaptiveSOC
+from orthogonium.layers.linear import AOLLinear
 from tests.oracle import plain_conv
 
 
@@ -61,4 +62,25 @@ LAYERS = {
     ),
     "RKO": _conv(AOC.RKOConv2d, stride=2),
     "BCOP": _conv(AOC.FastBlockConv2d),
+    "AOLLinear": _dense(AOLLinear),
+    "AOLLinear-tall": _dense(AOLLinear, 4, 6, niter=3),
+    "AOL": _conv(AOL.AOLConv2d, padding=1),
+    "AOL-strided-columns": _conv(AOL.AOLConv2d, 1, 12, stride=2, padding=1, niter=2),
+    "AOL-depthwise": _conv(AOL.AOLConv2d, 4, 4, groups=4, padding=1, niter=2),
+    "AOL-1d": _conv(AOL.AOLConv1d, 4, 4, 4, groups=2, dilation=2, padding=3),
+    "AOL-3d": _conv(AOL.AOLConv3d, 2, 3, (2, 3, 1), bias=False),
+    "AOL-transpose": _conv(AOL.AOLConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
+    "AOL-transpose-circular": _conv(
+        AOL.AOLConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular", niter=2
+    ),
+    "SOC": _conv(adaptiveSOC.AdaptiveSOCConv2d),
+    "SOC-depthwise": _conv(adaptiveSOC.AdaptiveSOCConv2d, 4, 4, groups=4, order=3),
+    "SOC-strided": _conv(adaptiveSOC.AdaptiveSOCConv2d, stride=2, niter=2),
+    "SOC-strided-columns": _conv(adaptiveSOC.AdaptiveSOCConv2d, 2, 12, stride=2, niter=0),
+    "SOC-1x1": _conv(adaptiveSOC.AdaptiveSOCConv2d, 4, 4, 1, padding_mode="zeros"),
+    "SOC-1d": _conv(adaptiveSOC.AdaptiveSOCConv1d, 6, 4, 5, dilation=2, order=8),
+    "SOC-3d": _conv(adaptiveSOC.AdaptiveSOCConv3d, 2, 2, (1, 3, 3), bias=False, order=3),
+    "SOC-transpose-circular": _conv(
+        adaptiveSOC.AdaptiveSOCConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
+    ),
 }

@@ -1,0 +1,154 @@
+"""Kernels by their symbols at the points of a frequency grid, in real arithmetic.
+
+The symbol of a kernel is `K(ω) = Σ_t K[t] e^{iω·t}`, and the composition ⊛ of kernels is the product of their symbols. A
+product with at most N taps on each axis is determined by N frequencies on each: sampling, multiplying matrices and
+interpolating gives it exactly, for a fraction of the arithmetic of a block convolution.
+
+Note [Halves]
+All boxes have odd sizes and are centred at 0. A real kernel has `K(−ω) = conj K(ω)`, so half of the frequencies do: the
+middle of the box and what follows it in lexicographic order. The taps of a kernel that is its own adjoint
+(`K[−t] = K[t]ᵀ`), or minus its own adjoint, are known from the same half of their box.
+
+A symbol is a pair (real part, imaginary part) of tensors `(frequencies, groups, rows, columns)`; the imaginary part is
+None on the grid of one point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Symbol: TypeAlias = tuple[Tensor, Tensor | None]
+
+
+def _half_box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (half the points, axes), integers
+    """The points of a centred box of odd sizes from its middle on. Note [Halves]."""
+    box = _box(sizes, device) - torch.tensor(sizes, device=device) // 2
+    return box[len(box) // 2 :]
+
+
+def _box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (points, axes), integers
+    axes = [torch.arange(n, device=device) for n in sizes]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+@torch.compiler.assume_constant_result
+def _waves(
+    grid: tuple[int, ...],
+    sizes: tuple[int, ...],
+    half: bool,
+    weights: tuple[float, float],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of ω·t, (half of the frequencies of the grid, positions in a box or in half of one).
+
+    The columns are weighed, the one that belongs to the middle of a half box by the first weight.
+    """
+    frequencies = _half_box(grid, device)
+    positions = _half_box(sizes, device) if half else _box(sizes, device)
+    # Multiples of the period are taken off in integers, so that the tables are as exact as their dtype.
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    turns = torch.zeros(len(frequencies), len(positions), dtype=wide, device=device)
+    for axis, n in enumerate(grid):
+        product = frequencies[:, axis, None] * positions[None, :, axis]
+        turns = turns + (torch.remainder(product + n // 2, n) - n // 2).to(wide) / n
+    angles = 2 * math.pi * turns
+    scale = torch.full_like(angles[0], weights[1])
+    scale[0] = weights[0]
+    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+
+def _combine(table: Tensor, values: Tensor) -> Tensor:
+    return (table @ values.flatten(1)).view(-1, *values.shape[1:])
+
+
+def symbol(kernel: Tensor, grid: Sequence[int]) -> Symbol:  # (g, m, n, *k)
+    """Symbol of any kernel, up to the phase factor that the position of its first tap gives."""
+    sizes = kernel.shape[3:]
+    taps = kernel.flatten(3).permute(3, 0, 1, 2) if sizes else kernel[None]  # (taps, g, m, n)
+    if math.prod(grid) == 1:
+        return taps, None
+    cosine, sine = _waves(tuple(grid), tuple(sizes), False, (1.0, 1.0), kernel.device, kernel.dtype)
+    taps = taps.contiguous()
+    return _combine(cosine, taps), _combine(sine, taps)
+
+
+def symmetric_symbol(half: Tensor, sizes: Sequence[int], grid: Sequence[int], sign: int = 1) -> Symbol:
+    """Symbol of a kernel with `K[−t] = sign·K[t]ᵀ` from half of its taps `(taps, g, c, c)`: Hermitian or anti-Hermitian."""
+    mirrored = half.mT if sign > 0 else -half.mT
+    even = half + mirrored
+    if math.prod(grid) == 1:
+        return even / 2, None
+    # The middle tap is in `even` twice; its sine is zero.
+    cosine, sine = _waves(tuple(grid), tuple(sizes), True, (0.5, 1.0), half.device, half.dtype)
+    return _combine(cosine, even), _combine(sine, half - mirrored)
+
+
+def product(x: Symbol, y: Symbol) -> Symbol:
+    """Symbol of the composition, `y` first: three real products instead of four (Gauss)."""
+    (a, b), (c, d) = x, y
+    if b is None or d is None:
+        return a @ c, None
+    ac, bd = a @ c, b @ d
+    return ac - bd, (a + b) @ (c + d) - ac - bd
+
+
+class _Gram(torch.autograd.Function):
+    """(A, B) → real and imaginary part of `(A + iB)(A + iB)ᴴ`.
+
+    The gradient `(S + iT)(A + iB)`, with S and T the symmetric and antisymmetric parts of the incoming gradients (times
+    2), takes three products, where that of the single products would take six.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor]:
+        cross = imaginary @ real.mT
+        return real @ real.mT + imaginary @ imaginary.mT, cross - cross.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_real: Tensor, grad_imaginary: Tensor) -> tuple[Tensor, Tensor]:
+        real, imaginary = ctx.saved_tensors
+        incoming = grad_real + grad_real.mT, grad_imaginary - grad_imaginary.mT
+        grad = product(incoming, (real, imaginary))
+        assert grad[1] is not None
+        return grad[0], grad[1]
+
+
+def gram(x: Symbol) -> Symbol:
+    """Symbol of `K Kᵀ`; for a Hermitian one that is its square, for an anti-Hermitian one minus its square."""
+    real, imaginary = x
+    return (real @ real.mT, None) if imaginary is None else _Gram.apply(real, imaginary)
+
+
+def _half_taps(x: Symbol, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Even and odd part of the taps in half of a box, from the symbol on the grid of that size."""
+    real, imaginary = x
+    if imaginary is None:
+        return real, None
+    box, total = tuple(sizes), math.prod(sizes)
+    cosine, sine = _waves(box, box, True, (1 / total, 2 / total), real.device, real.dtype)
+    return _combine(cosine, real), _combine(sine, imaginary)
+
+
+def hermitian_taps(x: Symbol, sizes: Sequence[int]) -> Tensor:  # (half the taps, g, c, c)
+    """Half of the taps of a kernel that is its own adjoint, from its symbol on the grid of its size."""
+    even, odd = _half_taps(x, sizes)
+    return even if odd is None else even + odd
+
+
+def kernel_of(x: Symbol, sizes: Sequence[int]) -> Tensor:  # (g, m, n, *sizes)
+    """The kernel, centred, from its symbol on the grid of its size."""
+    even, odd = _half_taps(x, sizes)
+    taps = even if odd is None else torch.cat(((even - odd)[1:].flip(0), even + odd))
+    return taps.permute(1, 2, 3, 0).unflatten(-1, tuple(sizes)) if sizes else taps[0]

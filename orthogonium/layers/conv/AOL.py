@@ -1,0 +1,168 @@
+"""Almost-orthogonal convolutions (AOL) in 1-D, 2-D and 3-D, and their transposes; method in `methods/aol.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from orthogonium.kernels.geometry import Size
+from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose, Device
+from orthogonium.methods.aol import AlmostOrthogonalKernel, check_steps
+from orthogonium.methods.constraint import constrain
+
+
+class _AlmostOrthogonalWeight(ConstrainedConvNd):
+    def constrain_weight(self, niter: int) -> None:
+        """Parametrize `weight`."""
+        kernel = AlmostOrthogonalKernel(self.geometry, niter)
+        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
+
+    @property
+    def exact(self) -> bool:
+        """AOL is non-expansive."""
+        return False
+
+
+class _AOLConv(_AlmostOrthogonalWeight, ConstrainedConv):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        niter: int = 1,
+    ) -> None:
+        check_steps(niter, type(self).__name__)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
+        self.constrain_weight(niter)
+
+
+class _AOLConvTranspose(_AlmostOrthogonalWeight, ConstrainedConvTranspose):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        niter: int = 1,
+    ) -> None:
+        check_steps(niter, type(self).__name__)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            bias,
+            dilation,
+            padding_mode,
+            device,
+            dtype,
+        )
+        self.constrain_weight(niter)
+
+
+class AOLConv2d(_AOLConv, nn.Conv2d):
+    """2-D convolution scaled by channel until it is 1-Lipschitz, with the arguments of `nn.Conv2d`.
+
+    With the autocorrelation G of the kernel, output channel i is divided by the root of
+    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)`, or input channels likewise where there are fewer of them; q is learned.
+    Only lags that the stride can reach count. `niter` steps make the bound tighter: the norm of a random 3×3 kernel becomes
+    about 0.63, 0.81, 0.92, 0.97 for 1 to 4 of them, never less than for fewer steps.
+
+    Guarantee: σ_max ≤ 1 for every image size, zero or circular padding, any stride, dilation and groups.
+
+    Args:
+        in_channels: of the images.
+        out_channels: of the result.
+        kernel_size: an integer or one for each axis; so are `stride`, `padding` and `dilation`.
+        stride: distance of the windows.
+        padding: integers as in torch, "valid", or "same" (`⌈size / stride⌉` outputs, any stride).
+        dilation: distance of the taps.
+        groups: number of groups of channels that do not mix.
+        bias: whether to add a learned bias.
+        padding_mode: "zeros" or "circular".
+        device: of the parameters.
+        dtype: of the parameters.
+        niter: steps of the bound; each doubles the size of the autocorrelation.
+
+    >>> layer = AOLConv2d(3, 8, kernel_size=3, padding=1, bias=False)
+    >>> x = torch.randn(1, 3, 8, 8)
+    >>> bool(layer(x).norm() <= x.norm())
+    True
+    """
+
+    dims = 2
+
+
+class AOLConv1d(_AOLConv, nn.Conv1d):
+    """`AOLConv2d` in 1 dimension."""
+
+    dims = 1
+
+
+class AOLConv3d(_AOLConv, nn.Conv3d):
+    """`AOLConv2d` in 3 dimensions."""
+
+    dims = 3
+
+
+class AOLConvTranspose2d(_AOLConvTranspose, nn.ConvTranspose2d):
+    """The adjoint of `AOLConv2d`, with the arguments of `nn.ConvTranspose2d` and `niter`.
+
+    Guarantee: σ_max ≤ 1 for every image size, zero or circular padding.
+
+    >>> layer = AOLConvTranspose2d(8, 3, kernel_size=4, stride=2, padding=1)
+    >>> layer(torch.randn(1, 8, 4, 4)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+
+    dims = 2
+
+
+class AOLConvTranspose1d(_AOLConvTranspose, nn.ConvTranspose1d):
+    """`AOLConvTranspose2d` in 1 dimension."""
+
+    dims = 1
+
+
+class AOLConvTranspose3d(_AOLConvTranspose, nn.ConvTranspose3d):
+    """`AOLConvTranspose2d` in 3 dimensions."""
+
+    dims = 3
+
+
+AOLConv2D = AOLConv2d
+"""The published spelling."""
+
+AOLConvTranspose2D = AOLConvTranspose2d
+"""The published spelling."""

@@ -1,0 +1,202 @@
+"""Adaptive skew orthogonal convolutions (SOC) in 1-D, 2-D and 3-D, and their transposes; method in `methods/skew.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.exponential import smallest_singular_value
+from orthogonium.kernels.geometry import Size
+from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.conv.base import (
+    ConstrainedConv,
+    ConstrainedConvNd,
+    ConstrainedConvTranspose,
+    Device,
+    warn_depthwise,
+)
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
+from orthogonium.methods.constraint import constrain
+from orthogonium.methods.skew import SkewExponentialKernel
+
+
+class _SkewWeight(ConstrainedConvNd):
+    skew_kernel_size: tuple[int, ...]
+    order: int
+
+    def constrain_weight(self, kernel: SkewExponentialKernel) -> None:
+        """Parametrize `weight`."""
+        self.skew_kernel_size, self.order = kernel.skew_size, kernel.order
+        if not kernel.trainable:
+            warn_depthwise(type(self).__name__, self.geometry)
+        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """1-Lipschitz; and under circular padding that keeps every window no singular value is small."""
+        if not self.border.covers(self.geometry):
+            return Guarantee("lipschitz", "for every image size")
+        where = "" if set(self.geometry.stride) == {1} else ", for image sizes divisible by the stride"
+        gap = 1 - smallest_singular_value(self.order)
+        return Guarantee("lipschitz", f"with all singular values above 1 − {gap:.1e}{where}")
+
+
+class _SOCConv(_SkewWeight, ConstrainedConv):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = "same",
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        order: int = 4,
+        niter: int = 1,
+    ) -> None:
+        geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
+        kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel.kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
+        self.constrain_weight(kernel)
+
+
+class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        order: int = 4,
+        niter: int = 1,
+    ) -> None:
+        geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
+        kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel.kernel_size,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            bias,
+            dilation,
+            padding_mode,
+            device,
+            dtype,
+        )
+        self.constrain_weight(kernel)
+
+
+class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
+    """Nearly orthogonal 2-D convolution with the explicit kernel `Σ_{j ≤ order} Kʲ / j!` of a skew K; also depthwise.
+
+    `kernel_size` k is that of K: the exponential has the size `order·(k − 1) + 1` (9×9 for a 3×3 kernel and order 4). This
+    grown kernel is `layer.weight`, its size `layer.kernel_size`, and padding refers to it; `layer.skew_kernel_size` is the
+    size of K. A skew kernel has odd sizes: an even k gets one tap more. With a stride, an orthogonal kernel of the size
+    `e = min(stride, k)` follows (RKO), and K has the size `k − e + 1`, or one more where that is even.
+
+    | order | smallest singular value, at least | 3×3 grows to |
+    |---|---|---|
+    | 3 | 1 − 2.8e-2 | 7×7 |
+    | 4 | 1 − 6.1e-3 | 9×9 |
+    | 7 | 1 − 1.6e-5 | 15×15 |
+    | 8 | 1 − 2.2e-6 | 17×17 |
+    | 11 | 1 − 1.3e-9 | 23×23 |
+    | 12 | 1 − 1.3e-10 | 25×25 |
+
+    Guarantee: σ_max ≤ 1 (1e-6 in float32) for every image size, zero or circular padding; under circular padding that keeps
+    every window, and if the stride divides the image size, the smallest singular value is as above.
+
+    Args:
+        in_channels: of the images.
+        out_channels: of the result.
+        kernel_size: an integer or one for each axis; so are `stride`, `padding` and `dilation`.
+        stride: distance of the windows.
+        padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers, relative to the grown kernel.
+        dilation: distance of the taps.
+        groups: number of groups of channels that do not mix; one channel per group is fine.
+        bias: whether to add a learned bias.
+        padding_mode: "circular" or "zeros".
+        ortho_params: how the matrix of the strided stage is made orthogonal; there is none for stride 1.
+        device: of the parameters.
+        dtype: of the parameters.
+        order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
+        niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come
+            closer to norm 1, and doubles the size of the Gram kernel behind the bound.
+
+    >>> layer = AdaptiveSOCConv2d(8, 8, kernel_size=3, groups=8)
+    >>> layer.weight.shape, layer.kernel_size, layer.skew_kernel_size
+    (torch.Size([8, 1, 9, 9]), (9, 9), (3, 3))
+    >>> x = torch.randn(1, 8, 16, 16)
+    >>> ratio = float(layer(x).norm() / x.norm())
+    >>> layer(x).shape, 0.99 < ratio < 1.00001
+    (torch.Size([1, 8, 16, 16]), True)
+    """
+
+    dims = 2
+
+
+class AdaptiveSOCConv1d(_SOCConv, nn.Conv1d):
+    """`AdaptiveSOCConv2d` in 1 dimension."""
+
+    dims = 1
+
+
+class AdaptiveSOCConv3d(_SOCConv, nn.Conv3d):
+    """`AdaptiveSOCConv2d` in 3 dimensions."""
+
+    dims = 3
+
+
+class AdaptiveSOCConvTranspose2d(_SOCConvTranspose, nn.ConvTranspose2d):
+    """The adjoint of `AdaptiveSOCConv2d`, with the arguments of `nn.ConvTranspose2d`, `ortho_params`, `order` and `niter`.
+
+    Guarantee: that of `AdaptiveSOCConv2d`, where the stride must divide the output size.
+
+    >>> layer = AdaptiveSOCConvTranspose2d(8, 4, kernel_size=3, stride=2, padding="same", padding_mode="circular")
+    >>> layer(torch.randn(1, 8, 6, 6)).shape
+    torch.Size([1, 4, 12, 12])
+    """
+
+    dims = 2
+
+
+class AdaptiveSOCConvTranspose1d(_SOCConvTranspose, nn.ConvTranspose1d):
+    """`AdaptiveSOCConvTranspose2d` in 1 dimension."""
+
+    dims = 1
+
+
+class AdaptiveSOCConvTranspose3d(_SOCConvTranspose, nn.ConvTranspose3d):
+    """`AdaptiveSOCConvTranspose2d` in 3 dimensions."""
+
+    dims = 3

@@ -1,0 +1,216 @@
+"""Layers by the name of their method: comparing methods is a change of one word.
+
+Each function has the arguments of its torch counterpart, `method`, and the options of that method (`niter=2` for AOL,
+`order=8` for SOC, `ortho_params=…`), and gives the layer that `orthogonium.methods.METHODS` names. The border is the same
+for all methods: "same", circular, if nothing else is said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from orthogonium.errors import ParameterError
+from orthogonium.kernels.geometry import Size
+from orthogonium.methods import METHODS, Method
+
+Device = torch.device | str | None
+
+
+def layer_class(path: str) -> Callable[..., nn.Module]:
+    """The layer that an entry of `METHODS` names, as "module:class" below `orthogonium.layers`."""
+    return pkgutil.resolve_name(f"orthogonium.layers.{path}")
+
+
+def _find(method: str, kind: str, layer_of: Callable[[Method], str | None]) -> Callable[..., nn.Module]:
+    known = ", ".join(name for name, entry in METHODS.items() if layer_of(entry))
+    if method not in METHODS:
+        raise ParameterError(f"There is no method {method!r}. Methods with {kind}: {known}.")
+    path = layer_of(METHODS[method])
+    if path is None:
+        own = ", ".join(name.partition(":")[2] for name in METHODS[method].layers)
+        raise ParameterError(f"Method {method!r} has no {kind}; its layers are {own}. Methods with {kind}: {known}.")
+    return layer_class(path)
+
+
+def _make(
+    cls: Callable[..., nn.Module], method: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
+) -> nn.Module:
+    """Call the class; arguments of torch that it does not take must have been left at their defaults."""
+    accepted = inspect.signature(cls).parameters
+    refused = [name for name in options if name not in accepted]
+    refused += [name for name in arguments if name not in accepted and arguments[name] != _DEFAULTS.get(name)]
+    if refused:
+        own = ", ".join(name for name in accepted if name not in arguments) or "nothing"
+        raise ParameterError(
+            f"The layer {cls.__name__} of method {method!r} does not take {', '.join(refused)}. "
+            f"Beside the arguments of torch it takes: {own}."
+        )
+    return cls(**{name: value for name, value in arguments.items() if name in accepted}, **options)
+
+
+_DEFAULTS = {
+    "stride": 1,
+    "padding": "same",
+    "output_padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "bias": True,
+    "padding_mode": "circular",
+    "device": None,
+    "dtype": None,
+}
+
+
+def _named(function: Callable[..., nn.Module], name: str, doc: str) -> Callable[..., nn.Module]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def _convolution(dims: int, doc: str) -> Callable[..., nn.Module]:
+    def make(
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = "same",
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        method: str = "aoc",
+        **options: Any,
+    ) -> nn.Module:
+        cls = _find(method, f"{dims}-D convolutions", lambda entry: entry.conv.get(dims))
+        arguments = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "kernel_size": kernel_size,
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "groups": groups,
+            "bias": bias,
+            "padding_mode": padding_mode,
+            "device": device,
+            "dtype": dtype,
+        }
+        return _make(cls, method, arguments, options)
+
+    return _named(make, f"LipschitzConv{dims}d", doc)
+
+
+def _transposed_convolution(dims: int, doc: str) -> Callable[..., nn.Module]:
+    def make(
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = "same",
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "circular",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        method: str = "aoc",
+        **options: Any,
+    ) -> nn.Module:
+        cls = _find(method, f"{dims}-D transposed convolutions", lambda entry: entry.conv_transpose.get(dims))
+        arguments = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "kernel_size": kernel_size,
+            "stride": stride,
+            "padding": padding,
+            "output_padding": output_padding,
+            "groups": groups,
+            "bias": bias,
+            "dilation": dilation,
+            "padding_mode": padding_mode,
+            "device": device,
+            "dtype": dtype,
+        }
+        return _make(cls, method, arguments, options)
+
+    return _named(make, f"LipschitzConvTranspose{dims}d", doc)
+
+
+LipschitzConv2d = _convolution(
+    2,
+    """2-D convolution of the method with this name: `LipschitzConv2d(3, 16, 3, stride=2, method="aoc")`.
+
+    Args:
+        in_channels: this and the next are the arguments of `nn.Conv2d`; padding="same" goes with any stride.
+        method: a key of `METHODS`; an unknown one lists the known ones.
+        options: of the method, such as `niter`, `order` or `ortho_params`; what its layer does not take is refused.
+
+    Returns:
+        The layer of the method, an `nn.Conv2d` for linear methods.
+
+    >>> x = torch.randn(1, 4, 8, 8)
+    >>> for method in ("aoc", "soc", "aol", "rko"):
+    ...     layer = LipschitzConv2d(4, 8, 3, stride=2, method=method)
+    ...     print(type(layer).__name__, tuple(layer(x).shape))
+    AdaptiveOrthoConv2d (1, 8, 4, 4)
+    AdaptiveSOCConv2d (1, 8, 4, 4)
+    AOLConv2d (1, 8, 4, 4)
+    RKOConv2d (1, 8, 4, 4)
+    """,
+)
+LipschitzConv1d = _convolution(1, "`LipschitzConv2d` in 1 dimension.")
+LipschitzConv3d = _convolution(3, "`LipschitzConv2d` in 3 dimensions.")
+
+LipschitzConvTranspose2d = _transposed_convolution(
+    2,
+    """Transposed 2-D convolution of the method with this name; arguments of `nn.ConvTranspose2d`, `method` and its options.
+
+    `padding="same"` with circular padding, the default, gives outputs `stride` times as large as the inputs.
+
+    >>> layer = LipschitzConvTranspose2d(8, 4, 3, stride=2, method="soc", order=3)
+    >>> layer(torch.randn(1, 8, 4, 4)).shape
+    torch.Size([1, 4, 8, 8])
+    """,
+)
+LipschitzConvTranspose1d = _transposed_convolution(1, "`LipschitzConvTranspose2d` in 1 dimension.")
+LipschitzConvTranspose3d = _transposed_convolution(3, "`LipschitzConvTranspose2d` in 3 dimensions.")
+
+
+def LipschitzLinear(
+    in_features: int,
+    out_features: int,
+    bias: bool = True,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+    *,
+    method: str = "aoc",
+    **options: Any,
+) -> nn.Module:
+    """Dense layer of the method with this name; arguments of `nn.Linear`, `method` and its options.
+
+    >>> for method in ("aoc", "aol", "spectral"):
+    ...     print(LipschitzLinear(4, 2, method=method).__class__.__mro__[1].__name__)
+    OrthoLinear
+    AOLLinear
+    SpectralLinear
+    """
+    cls = _find(method, "dense layers", lambda entry: entry.linear)
+    arguments = {
+        "in_features": in_features,
+        "out_features": out_features,
+        "bias": bias,
+        "device": device,
+        "dtype": dtype,
+    }
+    return _make(cls, method, arguments, {**METHODS[method].linear_options, **options})

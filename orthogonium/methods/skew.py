@@ -1,0 +1,95 @@
+"""Adaptive skew orthogonal convolution: the explicit exponential of a skew kernel, for any stride and channels.
+
+Singla, Feizi (2021), "Skew orthogonal convolutions"; the explicit kernel and the combination with a strided stage after
+Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN architectures".
+
+Note [Skew kernels]
+`K[−t] = −K[t]ᵀ` makes the operator of K skew, for which the taps must sit symmetrically around 0: sizes are odd. Half of
+the taps are free, and these are the raw parameters. `K ← D^½ K D^½` keeps it skew. With `D = diag(t)⁻¹` and t a dominating
+diagonal of the Hermitian iK (Note [Dominating diagonal] of `aol.py`) its norm is at most 1. Entries of t below 1 are
+raised to 1, so that small kernels stay as they are and the identity can be reached.
+
+Note [Sizes]
+`kernel_size` k is shared between the stages as in AOC: the strided one has the size e (effective stride), the skew kernel
+`k − e + 1`, or one more where that is even. Its exponential of order n has the size `n(κ − 1) + 1` for the skew size κ, and
+the whole kernel has e − 1 taps more. So a 3×3 kernel of stride 1 and order 4 grows to 9×9, one of stride 2 to 10×10.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from orthogonium.errors import ParameterError
+from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
+from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential
+from orthogonium.linalg import OrthoParams, random_orthogonal
+from orthogonium.methods.aol import dominating_diagonal, rounding
+from orthogonium.methods.constraint import Constraint
+
+
+class SkewExponentialKernel(Constraint):
+    """Adaptive SOC kernel of a geometry. Raw parameters: half of the skew taps `(taps, g, c, c)`, and the RKO matrix.
+
+    `geometry` has the kernel size that was asked for; the kernel that is built has `kernel_size`.
+    """
+
+    def __init__(self, geometry: ConvGeometry, order: int, niter: int, ortho_params: OrthoParams) -> None:
+        super().__init__()
+        if order not in SAFE_ORDERS:
+            raise ParameterError(
+                f"Adaptive SOC: the series may be cut after order {', '.join(map(str, SAFE_ORDERS))} only, got {order!r}: "
+                "others expand. Each order grows the kernel by k − 1; order 4 leaves all singular values above 0.993, "
+                "order 8 above 0.99999."
+            )
+        if not isinstance(niter, int) or niter < 0:
+            raise ParameterError(f"Adaptive SOC: niter, the number of squarings, must be at least 0, got {niter!r}.")
+        self.geometry, self.order, self.niter = geometry, order, niter
+        plan = select_method(geometry)
+        g, ci, co = geometry.groups, geometry.group_in, geometry.group_out
+        self.has_rko = math.prod(plan.rko_size) > 1
+        self.skew_size = tuple(k + 1 - k % 2 for k in plan.bcop_size)
+        self.rko_size = plan.rko_size
+        grown = grown_size(self.skew_size, order)
+        self.kernel_size = tuple(n + e - 1 for n, e in zip(grown, plan.rko_size, strict=True))
+        # Channels that the skew kernel mixes, and those that are kept of its input.
+        self.channels, self.columns = (plan.inner_channels, ci) if self.has_rko else (max(ci, co), min(ci, co))
+        self.skew_shape = ((math.prod(self.skew_size) + 1) // 2, g, self.channels, self.channels)
+        if self.has_rko:
+            self.rko_shape = (g, co, plan.inner_channels * math.prod(plan.rko_size))
+            self.orthogonalize = ortho_params.build(self.rko_shape)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether there is more than one such kernel: not for a single tap on a single channel."""
+        return self.has_rko or self.channels > 1 or math.prod(self.skew_size) > 1
+
+    def initial(
+        self, device: torch.device | str | None, dtype: torch.dtype, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, ...]:
+        """Normal taps of variance 1/c, which the scaling brings close to norm 1, and a random orthogonal matrix."""
+        source = device if generator is None else generator.device
+        wide = torch.promote_types(dtype, torch.float32)
+        skew = torch.randn(self.skew_shape, device=source, dtype=wide, generator=generator) / math.sqrt(self.channels)
+        raw = skew.to(device=device, dtype=dtype)
+        return (raw, random_orthogonal(self.rko_shape, device, dtype, generator)) if self.has_rko else (raw,)
+
+    def skew_taps(self, raw: Tensor) -> Tensor:
+        """Half of the taps of the scaled skew kernel, of norm at most 1. Note [Skew kernels]."""
+        # The middle tap is skew itself.
+        half = torch.cat(((raw[:1] - raw[:1].mT) / 2, raw[1:]))
+        t = dominating_diagonal(half, self.skew_size, None, self.niter, sign=-1).clamp_min(1)
+        root = (t * rounding(self.channels, t.dtype)).rsqrt()
+        return half * root[..., None] * root[..., None, :]
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """The kernel `(out, in/g, *kernel_size)`."""
+        g = self.geometry
+        half = self.skew_taps(raw[0])
+        kernel = skew_exponential(half, self.skew_size, self.order, self.columns).flatten(0, 1)
+        if self.has_rko:
+            rko = self.orthogonalize(raw[1]).reshape(g.out_channels, -1, *self.rko_size)
+            return block_conv(kernel, rko, groups=g.groups)
+        return kernel if g.group_out >= g.group_in else adjoint(kernel, groups=g.groups)

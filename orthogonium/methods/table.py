@@ -1,0 +1,143 @@
+"""The one table of methods: `METHODS`. Façades, tests, benchmarks and the tables of the documentation read it.
+
+Layers are named by their place below `orthogonium.layers` ("module:class"), since methods do not import layers.
+A new method is a file here, its layers, and one entry below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orthogonium.linalg import EXP_ORTHO_PARAMS
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method promises, supports and costs, and the layers that apply it.
+
+    Attributes:
+        name: what `method=` of the façades takes.
+        paper: authors and year.
+        guarantee: "orthogonal" (all singular values 1) or "lipschitz" (1-Lipschitz).
+        padding: where the guarantee holds.
+        cost: floating point operations of building a 3×3 kernel of c channels, forward.
+        conv: dimensions → layer that takes the arguments of `nn.ConvNd`.
+        conv_transpose: dimensions → layer that takes the arguments of `nn.ConvTransposeNd`.
+        linear: layer that takes the arguments of `nn.Linear`.
+        linear_options: arguments that make `linear` apply this method.
+        blocks: layers with signatures of their own, such as residual blocks.
+        stride: whether strides other than 1 are supported.
+        dilation: whether dilations other than 1 are supported.
+        groups: whether groups are supported.
+    """
+
+    name: str
+    paper: str
+    guarantee: Literal["orthogonal", "lipschitz"]
+    padding: str
+    cost: str
+    conv: Mapping[int, str] = field(default_factory=dict)
+    conv_transpose: Mapping[int, str] = field(default_factory=dict)
+    linear: str | None = None
+    linear_options: Mapping[str, Any] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+    stride: bool = True
+    dilation: bool = True
+    groups: bool = True
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers of this method."""
+        dense = () if self.linear is None else (self.linear,)
+        return (*self.conv.values(), *self.conv_transpose.values(), *dense, *self.blocks)
+
+
+def _family(layer: str) -> dict[int, str]:
+    return {dims: layer.format(dims) for dims in (1, 2, 3)}
+
+
+_ENTRIES = (
+    Method(
+        "aoc",
+        "Boissin et al. 2025",
+        "orthogonal",
+        "circular; 1-Lipschitz with zeros",
+        "28 c³",
+        conv=_family("conv.AOC:AdaptiveOrthoConv{}d"),
+        conv_transpose=_family("conv.AOC:AdaptiveOrthoConvTranspose{}d"),
+        linear="linear:OrthoLinear",
+    ),
+    Method(
+        "bcop",
+        "Li et al. 2019",
+        "orthogonal",
+        "circular; 1-Lipschitz with zeros",
+        "28 c³",
+        conv={**_family("conv.parts:FastBlockConv{}d"), 2: "conv.AOC:FastBlockConv2d"},
+        conv_transpose={**_family("conv.parts:FastBlockConvTranspose{}d"), 2: "conv.AOC:FastBlockConvTranspose2D"},
+        linear="linear:OrthoLinear",
+        stride=False,
+    ),
+    Method(
+        "rko",
+        "Serrurier et al. 2021",
+        "lipschitz",
+        "circular or zeros; orthogonal if circular and kernel ≤ stride",
+        "60 c³",
+        conv={**_family("conv.parts:RKOConv{}d"), 2: "conv.AOC:RKOConv2d"},
+        conv_transpose={**_family("conv.parts:RKOConvTranspose{}d"), 2: "conv.AOC:RkoConvTranspose2d"},
+        linear="linear:OrthoLinear",
+    ),
+    Method(
+        "soc",
+        "Singla & Feizi 2021; explicit kernel: Boissin et al. 2025",
+        "lipschitz",
+        "circular or zeros; singular values ≥ 1 − 6.1e-3 (order 4) if circular",
+        "570 c³",
+        conv=_family("conv.adaptiveSOC:AdaptiveSOCConv{}d"),
+        conv_transpose=_family("conv.adaptiveSOC:AdaptiveSOCConvTranspose{}d"),
+        linear="linear:OrthoLinear",
+        linear_options={"ortho_params": EXP_ORTHO_PARAMS},
+    ),
+    Method(
+        "aol",
+        "Prach & Lampert 2022",
+        "lipschitz",
+        "circular or zeros",
+        "80 c³",
+        conv=_family("conv.AOL:AOLConv{}d"),
+        conv_transpose=_family("conv.AOL:AOLConvTranspose{}d"),
+        linear="linear:AOLLinear",
+    ),
+    Method(
+        "spectral",
+        "Delattre et al. 2023",
+        "lipschitz",
+        "dense only",
+        "12 c³",
+        linear="linear:SpectralLinear",
+        stride=False,
+        dilation=False,
+        groups=False,
+    ),
+)
+
+METHODS: dict[str, Method] = {entry.name: entry for entry in _ENTRIES}
+"""All methods by name."""
+
+
+def markdown_table() -> str:
+    """`METHODS` as a table for the documentation.
+
+    >>> print(markdown_table().splitlines()[0])
+    | method | paper | guarantee | padding | stride | dilation | groups | transposed | 1-D | 3-D | dense | cost (3×3) |
+    """
+    header = "method paper guarantee padding stride dilation groups transposed 1-D 3-D dense".split()
+    rows = [[*header, "cost (3×3)"], ["---"] * (len(header) + 1)]
+    for m in METHODS.values():
+        marks = (m.stride, m.dilation, m.groups, m.conv_transpose, 1 in m.conv, 3 in m.conv, m.linear)
+        guarantee = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}[m.guarantee]
+        rows.append([f"`{m.name}`", m.paper, guarantee, m.padding, *("✓" if x else "" for x in marks), m.cost])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"

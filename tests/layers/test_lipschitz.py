@@ -1,0 +1,92 @@
+"""Layers by the name of their method."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from orthogonium import ClassParam
+from orthogonium.errors import ParameterError
+from orthogonium.layers import lipschitz
+from orthogonium.layers.lipschitz import LipschitzConv1d, LipschitzConv2d, LipschitzLinear, layer_class
+from orthogonium.linalg import QR_ORTHO_PARAMS
+from orthogonium.methods import METHODS, table
+from tests.oracle import plain_conv, singular_values
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.conv])
+def test_convolutions_by_name(method, dims):
+    if dims not in METHODS[method].conv:
+        pytest.skip("the table says so")
+    stride = 2 if METHODS[method].stride else 1
+    conv = getattr(lipschitz, f"LipschitzConv{dims}d")(2, 3, 3, stride, method=method, bias=False, dtype=torch.float64)
+    assert isinstance(conv, layer_class(METHODS[method].conv[dims])) and isinstance(conv, plain_conv(dims))
+    assert conv.weight.dtype == torch.float64 and conv.bias is None
+    size = [4] * dims
+    assert conv(torch.randn(1, 2, *size).double()).shape == (1, 3, *[4 // stride] * dims)
+    assert singular_values(conv, 2, *size)[0] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.conv_transpose])
+def test_transposed_convolutions_by_name(method, dims):
+    stride = 2 if METHODS[method].stride else 1
+    conv = getattr(lipschitz, f"LipschitzConvTranspose{dims}d")(3, 2, 3, stride, method=method)
+    assert isinstance(conv, plain_conv(dims, transposed=True))
+    assert conv(torch.randn(1, 3, *[2] * dims)).shape == (1, 2, *[2 * stride] * dims)
+    assert singular_values(conv, 3, *[2] * dims)[0] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.linear])
+def test_dense_layers_by_name(method):
+    layer = LipschitzLinear(5, 3, method=method)
+    assert isinstance(layer, nn.Linear) and singular_values(layer, 5)[0] <= 1 + 1e-6
+
+
+def test_options_reach_the_layer():
+    assert LipschitzConv2d(2, 2, 3, method="soc", order=8).weight.shape[-1] == 17
+    niter = LipschitzConv2d(2, 2, 3, method="aol", niter=3).parametrizations.weight[0].niter
+    assert niter == 3
+    assert LipschitzLinear(3, 3, method="aoc", ortho_params=QR_ORTHO_PARAMS) is not None
+    conv = ClassParam(LipschitzConv2d, method="aol", bias=False)(2, 4, 3, stride=2, groups=2)
+    assert conv.groups == 2 and conv.stride == (2, 2) and conv.bias is None
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ParameterError, match="aoc, bcop, rko, soc, aol"):
+        LipschitzConv2d(2, 2, 3, method="AOC")
+    with pytest.raises(ParameterError, match="spectral"):
+        LipschitzLinear(2, 2, method="nothing")
+    with pytest.raises(ParameterError, match="its layers are SpectralLinear.*aoc, bcop"):
+        LipschitzConv1d(2, 2, 3, method="spectral")
+
+
+def test_options_that_a_layer_does_not_take_are_refused():
+    with pytest.raises(ParameterError, match="does not take niter.*ortho_params"):
+        LipschitzConv2d(2, 2, 3, method="aoc", niter=2)
+    with pytest.raises(ParameterError, match="does not take kernelsize"):
+        LipschitzConv2d(2, 2, 3, kernelsize=5)
+
+
+class _Block(nn.Module):
+    """Has fewer arguments than a convolution, as non-linear blocks do."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, *, factor: float = 1.0) -> None:
+        super().__init__()
+
+
+def test_layers_with_fewer_arguments(monkeypatch):
+    entry = table.Method("block", "none", "lipschitz", "any", "c", conv={2: "block"}, blocks=("conv.block:_Block",))
+    monkeypatch.setitem(METHODS, "block", entry)
+    monkeypatch.setattr(lipschitz, "layer_class", lambda path: _Block)
+    assert isinstance(LipschitzConv2d(2, 2, 3, method="block", factor=2.0), _Block)
+    with pytest.raises(ParameterError, match="does not take stride.*factor"):
+        LipschitzConv2d(2, 2, 3, stride=2, method="block")
+
+
+def test_the_functions_pickle():
+    for name in ("LipschitzConv1d", "LipschitzConvTranspose3d", "LipschitzLinear"):
+        function = getattr(lipschitz, name)
+        assert pickle.loads(pickle.dumps(function)) is function and function.__doc__
