@@ -10,8 +10,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
 
-from tests.contracts.table import LAYERS
+from tests.contracts.blocks import BLOCKS
+from tests.contracts.table import LAYERS as TORCH_LAYERS
 
+LAYERS = {**TORCH_LAYERS, **BLOCKS}
 layers = pytest.mark.parametrize("name", LAYERS)
 
 

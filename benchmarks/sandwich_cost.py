@@ -1,0 +1,70 @@
+"""Cost of a sandwich convolution on explicit kernels against the original in the Fourier domain, side by side.
+
+The original solves a linear system per frequency of the image at every call; the explicit kernel is built once per
+step (once in eval), whatever the image. Prints a markdown table; each cell is the median over interleaved runs.
+
+    python benchmarks/sandwich_cost.py [--channels 32] [--batch 1] [--repeats 3] [--threads 1] [--sizes 32 64 224]
+"""
+
+import argparse
+import statistics
+import sys
+import time
+
+import torch
+
+from orthogonium.layers.conv.sandwich import SandwichConv2d
+from orthogonium.legacy import SandwichConv
+
+
+def step(layer, x):
+    layer.train()
+    layer.zero_grad()
+    layer(x).sum().backward()
+
+
+def infer(layer, x):
+    layer.eval()
+    with torch.no_grad():
+        layer(x)
+
+
+def milliseconds(run, layer, x):
+    start = time.perf_counter()
+    run(layer, x)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--channels", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64, 224])
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    c = options.channels
+    ours, original = SandwichConv2d(c, c, 3), SandwichConv(c, c, 3)
+
+    print(f"`python {' '.join(sys.argv)}` (torch {torch.__version__}, {options.threads} thread(s), float32)\n")
+    print(f"Sandwich {c}→{c}, 3×3, batch {options.batch}; median of {options.repeats} runs in ms\n")
+    print("| image | step, explicit | step, Fourier | ratio | inference, explicit | inference, Fourier | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for size in options.sizes:
+        x = torch.randn(options.batch, c, size, size)
+        cells = []
+        for run in (step, infer):
+            run(ours, x)  # warm up, and fill the cache of eval
+            times = {ours: [], original: []}
+            for _ in range(options.repeats):
+                for layer, found in times.items():
+                    found.append(milliseconds(run, layer, x))
+            a, b = (statistics.median(found) for found in times.values())
+            cells += [f"{a:.1f}", f"{b:.1f}", f"{b / a:.1f}×"]
+        print(f"| {size}² | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Blocks with an activation inside, `y = Sx + Cσ(Ax + b)`, that are 1-Lipschitz as a whole.
+
+Their kernels A, C (and S, where the skip connection is not the identity) come out of one constraint and are packed in
+the vector `weight`: built once per step, and once in eval.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers.constrained import Constrained, Guarantee
+from orthogonium.layers.slopes import Activation, bounded_slopes
+from orthogonium.methods.constraint import constrain
+from orthogonium.methods.packing import Device, PackedConstraint
+
+
+class LipschitzBlock(Constrained):
+    """Base of the blocks: bias, activation and packed `weight`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = bounded_slopes(activation, type(self).__name__)
+
+    def constrain_weight(
+        self, constraint: PackedConstraint, bias: bool, device: Device, dtype: torch.dtype | None
+    ) -> None:
+        """Parametrize `weight`, and add the bias of the inner units, uniform within 1/√fan_in."""
+        self.packing = constraint.packing
+        dtype = dtype or torch.get_default_dtype()
+        self.weight = nn.Parameter(torch.empty(sum(self.packing.sizes), device=device, dtype=dtype))
+        constrain(self, constraint, constraint.initial(device, dtype))
+        inner, *fan_in = self.packing.shapes[0]
+        self.bias = None
+        if bias:
+            bound = 1 / math.sqrt(math.prod(fan_in))
+            self.bias = nn.Parameter(torch.empty(inner, device=device, dtype=dtype).uniform_(-bound, bound))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """1-Lipschitz."""
+        return Guarantee("lipschitz")
+
+
+class DenseBlock(LipschitzBlock):
+    """Block on vectors: kernels have size 1. `residual` says whether x is added where there is no S."""
+
+    in_features: int
+    residual: bool = True
+
+    def forward(self, input: Tensor) -> Tensor:  # (..., in) → (..., out)
+        """Apply the block to vectors."""
+        if input.shape[-1:] != (self.in_features,):
+            raise ShapeError(
+                f"{type(self).__name__} takes vectors (..., {self.in_features}), got shape {tuple(input.shape)}."
+            )
+        inner, outer, *skip = (kernel.flatten(1) for kernel in self.packing.unpack(self.weight))
+        y = F.linear(self.activation(F.linear(input, inner, self.bias)), outer)
+        if skip:
+            return y + F.linear(input, skip[0])
+        return y + input if self.residual else y
+
+
+def check_sizes(name: str, **sizes: int) -> None:
+    """Reject sizes that are not positive integers."""
+    for key, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ParameterError(f"{name}: {key} must be a positive integer, got {size!r}.")

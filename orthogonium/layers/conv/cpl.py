@@ -1,0 +1,73 @@
+"""Convex potential convolutions with a certified step size, in 1-D, 2-D and 3-D."""
+
+from __future__ import annotations
+
+import torch
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.geometry import Size
+from orthogonium.layers.conv.block import ConvBlock, residual_branches
+from orthogonium.layers.slopes import Activation
+from orthogonium.methods.packing import Device
+from orthogonium.methods.potential import PotentialKernels
+
+
+class CPLConv2d(ConvBlock):
+    """1-Lipschitz residual convolution `x − (2/β) Kᵀ⋆σ(K⋆x + b)`, `β ≥ ‖K‖²`: a step of descent on a convex potential.
+
+    Meunier, Delattre, Araujo, Allauzen (2022), "A dynamical system perspective for Lipschitz neural networks", with a
+    certified bound (Gram iteration on a grid of frequencies) where the paper has a power iteration.
+
+    Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
+
+    Args:
+        channels: of the images and of the result.
+        inner_channels: of the inner image; `channels` if None.
+        kernel_size: of K, odd or even, an integer or one for each axis.
+        dilation: distance of the taps.
+        groups: number of groups of channels that do not mix; each has its own β.
+        bias: whether the inner units have a bias.
+        padding_mode: "zeros" or "circular".
+        activation: one with slopes in [0, 1], by name or as a module.
+        niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> block = CPLConv2d(4, 8)
+    >>> x, y = torch.randn(2, 1, 4, 6, 6)
+    >>> bool((block(x) - block(y)).norm() <= (x - y).norm())
+    True
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        inner_channels: int | None = None,
+        kernel_size: Size = 3,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        activation: Activation = "relu",
+        niter: int = 4,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(activation)
+        inner = channels if inner_channels is None else inner_channels
+        geometry = ConvGeometry.of(self.dims, channels, channels, kernel_size, 1, dilation, groups)
+        self.set_geometry(geometry, padding_mode, residual_branches(geometry))
+        core = ConvGeometry.of(self.dims, channels, inner, kernel_size, 1, dilation, groups)
+        self.constrain_weight(PotentialKernels(core, niter), bias, device, dtype)
+
+
+class CPLConv1d(CPLConv2d):
+    """`CPLConv2d` in 1 dimension."""
+
+    dims = 1
+
+
+class CPLConv3d(CPLConv2d):
+    """`CPLConv2d` in 3 dimensions."""
+
+    dims = 3
