@@ -17,10 +17,10 @@ demo: $(READY)
 	$(BIN)/python -m orthogonium.demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -2,6 +2,14 @@
 
 from orthogonium.layers.channel_shuffle import ChannelShuffle
 from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.conv.adaptiveSOC import (
+    AdaptiveSOCConv1d,
+    AdaptiveSOCConv2d,
+    AdaptiveSOCConv3d,
+    AdaptiveSOCConvTranspose1d,
+    AdaptiveSOCConvTranspose2d,
+    AdaptiveSOCConvTranspose3d,
+)
 from orthogonium.layers.conv.AOC import (
     AdaptiveOrthoConv1d,
     AdaptiveOrthoConv2d,
@@ -16,7 +24,43 @@ from orthogonium.layers.conv.AOC import (
     RKOConv2d,
     RkoConvTranspose2d,
 )
+from orthogonium.layers.conv.AOL import (
+    AOLConv1d,
+    AOLConv2D,
+    AOLConv2d,
+    AOLConv3d,
+    AOLConvTranspose1d,
+    AOLConvTranspose2D,
+    AOLConvTranspose2d,
+    AOLConvTranspose3d,
+)
+from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
 from orthogonium.layers.conv.init import conv_orthogonal_
+from orthogonium.layers.conv.parts import (
+    FastBlockConv1d,
+    FastBlockConv3d,
+    FastBlockConvTranspose1d,
+    FastBlockConvTranspose3d,
+    RKOConv1d,
+    RKOConv3d,
+    RKOConvTranspose1d,
+    RKOConvTranspose3d,
+)
+from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
+from orthogonium.layers.conv.SLL import (
+    AOCLipschitzResBlock,
+    AOCLipschitzResBlock1d,
+    AOCLipschitzResBlock3d,
+    SDPBasedLipschitzConv,
+    SDPBasedLipschitzDense,
+    SDPBasedLipschitzResBlock,
+    SDPBasedLipschitzResBlock1d,
+    SDPBasedLipschitzResBlock3d,
+    SLLxAOCLipschitzResBlock,
+    SLLxAOCLipschitzResBlock1d,
+    SLLxAOCLipschitzResBlock3d,
+)
+from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.custom_activations import (
     Abs,
     CReLU,
@@ -36,7 +80,16 @@ from orthogonium.layers.global_pooling import (
     ScaledGlobalAvgPool,
 )
 from orthogonium.layers.head import check_last_linear_layer_type
-from orthogonium.layers.linear import OrthoLinear, SpectralLinear, UnitNormLinear
+from orthogonium.layers.linear import AOLLinear, OrthoLinear, SpectralLinear, UnitNormLinear
+from orthogonium.layers.lipschitz import (
+    LipschitzConv1d,
+    LipschitzConv2d,
+    LipschitzConv3d,
+    LipschitzConvTranspose1d,
+    LipschitzConvTranspose2d,
+    LipschitzConvTranspose3d,
+    LipschitzLinear,
+)
 from orthogonium.layers.normalization import (
     BatchCentering,
     BatchCentering2D,
@@ -61,9 +114,22 @@ from orthogonium.layers.residual import (
     L2NormResidual,
     PrescaledAdditiveResidual,
 )
+from orthogonium.layers.sandwich import LBDN, SandwichLinear
 from orthogonium.layers.shape import InvertibleDownsampling, InvertibleUpsampling, IsometricPad
 
 __all__ = [
+    "AOCLipschitzResBlock",
+    "AOCLipschitzResBlock1d",
+    "AOCLipschitzResBlock3d",
+    "AOLConv1d",
+    "AOLConv2D",
+    "AOLConv2d",
+    "AOLConv3d",
+    "AOLConvTranspose1d",
+    "AOLConvTranspose2D",
+    "AOLConvTranspose2d",
+    "AOLConvTranspose3d",
+    "AOLLinear",
     "Abs",
     "AdaptiveOrthoConv1d",
     "AdaptiveOrthoConv2d",
@@ -71,17 +137,31 @@ __all__ = [
     "AdaptiveOrthoConvTranspose1d",
     "AdaptiveOrthoConvTranspose2d",
     "AdaptiveOrthoConvTranspose3d",
+    "AdaptiveSOCConv1d",
+    "AdaptiveSOCConv2d",
+    "AdaptiveSOCConv3d",
+    "AdaptiveSOCConvTranspose1d",
+    "AdaptiveSOCConvTranspose2d",
+    "AdaptiveSOCConvTranspose3d",
     "AdditiveResidual",
     "BatchCentering",
     "BatchCentering2D",
     "BatchLipNorm",
     "BcopRkoConv2d",
     "BcopRkoConvTranspose2d",
+    "CPLConv1d",
+    "CPLConv2d",
+    "CPLConv3d",
+    "CPLLinear",
     "CReLU",
     "ChannelShuffle",
     "ConcatResidual",
+    "FastBlockConv1d",
     "FastBlockConv2d",
+    "FastBlockConv3d",
+    "FastBlockConvTranspose1d",
     "FastBlockConvTranspose2D",
+    "FastBlockConvTranspose3d",
     "FullSort",
     "GlobalL2NormPool",
     "GlobalMaxPool",
@@ -96,15 +176,39 @@ __all__ = [
     "L2NormPool2d",
     "L2NormPool3d",
     "L2NormResidual",
+    "LBDN",
     "LayerCentering",
     "LayerCentering2D",
+    "LipschitzConv1d",
+    "LipschitzConv2d",
+    "LipschitzConv3d",
+    "LipschitzConvTranspose1d",
+    "LipschitzConvTranspose2d",
+    "LipschitzConvTranspose3d",
+    "LipschitzLinear",
     "MaxMin",
     "NActivation",
     "OrthoLinear",
     "PrescaledAdditiveResidual",
+    "RKOConv1d",
     "RKOConv2d",
+    "RKOConv3d",
+    "RKOConvTranspose1d",
+    "RKOConvTranspose3d",
     "ReLUMaxMin",
     "RkoConvTranspose2d",
+    "SDPBasedLipschitzConv",
+    "SDPBasedLipschitzDense",
+    "SDPBasedLipschitzResBlock",
+    "SDPBasedLipschitzResBlock1d",
+    "SDPBasedLipschitzResBlock3d",
+    "SLLxAOCLipschitzResBlock",
+    "SLLxAOCLipschitzResBlock1d",
+    "SLLxAOCLipschitzResBlock3d",
+    "SandwichConv1d",
+    "SandwichConv2d",
+    "SandwichConv3d",
+    "SandwichLinear",
     "ScaledAdaptiveAvgPool",
     "ScaledAvgPool1d",
     "ScaledAvgPool2d",

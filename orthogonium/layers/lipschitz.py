@@ -42,6 +42,18 @@ def _make(
     cls: Callable[..., nn.Module], method: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
 ) -> nn.Module:
     """Call the class; arguments of torch that it does not take must have been left at their defaults."""
+    entry = METHODS[method]
+    if entry.square:
+        before, after = (
+            ("in_channels", "out_channels") if "in_channels" in arguments else ("in_features", "out_features")
+        )
+        if arguments[before] != arguments[after]:
+            raise ParameterError(
+                f"Method {method!r} keeps the number of channels, got {arguments[before]} → {arguments[after]}. Use 'sll-aoc' or "
+                "'sandwich', which change it, or an orthogonal layer before it."
+            )
+        arguments = {name: value for name, value in arguments.items() if name != after}
+    arguments = {entry.rename.get(name, name): value for name, value in arguments.items()}
     accepted = inspect.signature(cls).parameters
     refused = [name for name in options if name not in accepted]
     refused += [name for name in arguments if name not in accepted and arguments[name] != _DEFAULTS.get(name)]
@@ -104,7 +116,7 @@ def _convolution(dims: int, doc: str) -> Callable[..., nn.Module]:
             "device": device,
             "dtype": dtype,
         }
-        return _make(cls, method, arguments, options)
+        return _make(cls, method, arguments, {**METHODS[method].conv_options, **options})
 
     return _named(make, f"LipschitzConv{dims}d", doc)
 
@@ -162,7 +174,7 @@ LipschitzConv2d = _convolution(
     >>> x = torch.randn(1, 4, 8, 8)
     >>> for method in ("aoc", "soc", "aol", "rko"):
     ...     layer = LipschitzConv2d(4, 8, 3, stride=2, method=method)
-    ...     print(type(layer).__name__, tuple(layer(x).shape))
+    ...     print(type(layer).__name__.removeprefix("Parametrized"), tuple(layer(x).shape))
     AdaptiveOrthoConv2d (1, 8, 4, 4)
     AdaptiveSOCConv2d (1, 8, 4, 4)
     AOLConv2d (1, 8, 4, 4)

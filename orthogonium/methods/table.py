@@ -23,11 +23,15 @@ class Method:
         guarantee: "orthogonal" (all singular values 1) or "lipschitz" (1-Lipschitz).
         padding: where the guarantee holds.
         cost: floating point operations of building a 3×3 kernel of c channels, forward.
-        conv: dimensions → layer that takes the arguments of `nn.ConvNd`.
+        conv: dimensions → layer that takes the arguments of `nn.ConvNd`, or those of them that make sense for it.
         conv_transpose: dimensions → layer that takes the arguments of `nn.ConvTransposeNd`.
         linear: layer that takes the arguments of `nn.Linear`.
         linear_options: arguments that make `linear` apply this method.
-        blocks: layers with signatures of their own, such as residual blocks.
+        conv_options: arguments that the layers of `conv` need beside those of torch, with the value the façade gives.
+        rename: torch's name of an argument → the name it has in the layers.
+        square: whether inputs and outputs must have the same number of channels or features.
+        activated: whether the layers contain their activation, so that they are not linear.
+        blocks: further layers, which the façades do not build.
         stride: whether strides other than 1 are supported.
         dilation: whether dilations other than 1 are supported.
         groups: whether groups are supported.
@@ -42,6 +46,10 @@ class Method:
     conv_transpose: Mapping[int, str] = field(default_factory=dict)
     linear: str | None = None
     linear_options: Mapping[str, Any] = field(default_factory=dict)
+    conv_options: Mapping[str, Any] = field(default_factory=dict)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    square: bool = False
+    activated: bool = False
     blocks: tuple[str, ...] = ()
     stride: bool = True
     dilation: bool = True
@@ -122,6 +130,54 @@ _ENTRIES = (
         dilation=False,
         groups=False,
     ),
+    Method(
+        "sll",
+        "Araujo et al. 2023",
+        "lipschitz",
+        "circular or zeros",
+        "as aol, on the inner channels",
+        conv={dims: f"conv.SLL:SDPBasedLipschitzResBlock{'' if dims == 2 else f'{dims}d'}" for dims in (1, 2, 3)},
+        conv_options={"inner_dim_factor": 2.0},
+        rename={"in_channels": "cin"},
+        square=True,
+        activated=True,
+        blocks=("conv.SLL:SDPBasedLipschitzDense", "conv.SLL:AOCLipschitzResBlock"),
+        stride=False,
+    ),
+    Method(
+        "sll-aoc",
+        "Araujo et al. 2023; fused with orthogonal kernels: Boissin et al. 2025",
+        "lipschitz",
+        "circular or zeros",
+        "as sll and two aoc kernels",
+        conv={dims: f"conv.SLL:SLLxAOCLipschitzResBlock{'' if dims == 2 else f'{dims}d'}" for dims in (1, 2, 3)},
+        conv_options={"inner_dim_factor": 2.0},
+        rename={"in_channels": "cin", "out_channels": "cout"},
+        activated=True,
+    ),
+    Method(
+        "sandwich",
+        "Wang & Manchester 2023; on orthogonal kernels: Boissin et al. 2025",
+        "lipschitz",
+        "circular or zeros",
+        "aoc from in + out to out channels",
+        conv=_family("conv.sandwich:SandwichConv{}d"),
+        linear="sandwich:SandwichLinear",
+        activated=True,
+    ),
+    Method(
+        "cpl",
+        "Meunier et al. 2022",
+        "lipschitz",
+        "circular or zeros",
+        "Gram iteration on a frequency grid",
+        conv=_family("conv.cpl:CPLConv{}d"),
+        linear="cpl:CPLLinear",
+        rename={"in_channels": "channels", "in_features": "features"},
+        square=True,
+        activated=True,
+        stride=False,
+    ),
 )
 
 METHODS: dict[str, Method] = {entry.name: entry for entry in _ENTRIES}
@@ -129,15 +185,16 @@ METHODS: dict[str, Method] = {entry.name: entry for entry in _ENTRIES}
 
 
 def markdown_table() -> str:
-    """`METHODS` as a table for the documentation.
+    """`METHODS` as a table for the documentation; "activation" marks layers that contain theirs.
 
     >>> print(markdown_table().splitlines()[0])
-    | method | paper | guarantee | padding | stride | dilation | groups | transposed | 1-D | 3-D | dense | cost (3×3) |
+    | method | paper | guarantee | padding | stride | dilation | groups | transposed | 1-D | 3-D | dense | activation |
+    cost (3×3) |
     """
-    header = "method paper guarantee padding stride dilation groups transposed 1-D 3-D dense".split()
+    header = "method paper guarantee padding stride dilation groups transposed 1-D 3-D dense activation".split()
     rows = [[*header, "cost (3×3)"], ["---"] * (len(header) + 1)]
     for m in METHODS.values():
-        marks = (m.stride, m.dilation, m.groups, m.conv_transpose, 1 in m.conv, 3 in m.conv, m.linear)
+        marks = (m.stride, m.dilation, m.groups, m.conv_transpose, 1 in m.conv, 3 in m.conv, m.linear, m.activated)
         guarantee = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}[m.guarantee]
         rows.append([f"`{m.name}`", m.paper, guarantee, m.padding, *("✓" if x else "" for x in marks), m.cost])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"

@@ -12,11 +12,12 @@ from orthogonium.layers import lipschitz
 from orthogonium.layers.lipschitz import LipschitzConv1d, LipschitzConv2d, LipschitzLinear, layer_class
 from orthogonium.linalg import QR_ORTHO_PARAMS
 from orthogonium.methods import METHODS, table
+from tests.jacobians import singular_values as jacobian_values
 from tests.oracle import plain_conv, singular_values
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.conv])
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.conv and not m.activated])
 def test_convolutions_by_name(method, dims):
     if dims not in METHODS[method].conv:
         pytest.skip("the table says so")
@@ -39,10 +40,31 @@ def test_transposed_convolutions_by_name(method, dims):
     assert singular_values(conv, 3, *[2] * dims)[0] <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.linear])
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.linear and not m.activated])
 def test_dense_layers_by_name(method):
     layer = LipschitzLinear(5, 3, method=method)
     assert isinstance(layer, nn.Linear) and singular_values(layer, 5)[0] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("method", [n for n, m in METHODS.items() if m.activated])
+def test_layers_that_contain_their_activation(method, dims):
+    entry = METHODS[method]
+    out, stride = (2 if entry.square else 3), (2 if entry.stride else 1)
+    layer = getattr(lipschitz, f"LipschitzConv{dims}d")(2, out, 3, stride, method=method)
+    assert isinstance(layer, layer_class(entry.conv[dims]))
+    x = torch.randn(1, 2, *[4] * dims)
+    assert layer(x).shape == (1, out, *[4 // stride] * dims)
+    assert jacobian_values(layer, x)[0] <= 1 + 1e-5
+    with pytest.raises(ParameterError, match="activation"):
+        getattr(lipschitz, f"LipschitzConv{dims}d")(2, out, 3, method=method, activation="gelu")
+    if entry.square:
+        with pytest.raises(ParameterError, match="keeps the number of channels"):
+            getattr(lipschitz, f"LipschitzConv{dims}d")(2, 3, 3, method=method)
+    if entry.linear:
+        dense = LipschitzLinear(4, 4, method=method)
+        assert isinstance(dense, layer_class(entry.linear))
+        assert jacobian_values(dense, torch.randn(1, 4))[0] <= 1 + 1e-5
 
 
 def test_options_reach_the_layer():

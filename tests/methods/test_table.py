@@ -1,6 +1,7 @@
 """The table of methods: every line holds, and every layer it names keeps the contracts."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from orthogonium.layers.constrained import Constrained
 from orthogonium.layers.lipschitz import layer_class
 from orthogonium.methods import METHODS
 from orthogonium.methods.table import markdown_table
+from tests.contracts.blocks import BLOCKS
 from tests.contracts.table import LAYERS
 
 
@@ -22,14 +24,14 @@ def test_layers_exist(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_layer_of_each_kind_is_in_the_contract_suite(name):
-    covered = {case.cls for case in LAYERS.values()}
+    covered = {case.cls for case in (*LAYERS.values(), *BLOCKS.values())}
     method = METHODS[name]
     for group in (method.conv.values(), [method.linear] if method.linear else (), method.blocks):
         group = [layer_class(path) for path in group]
         assert not group or covered & set(group)
 
 
-@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.conv])
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.conv and not m.activated])
 def test_flags_tell_what_is_accepted(name):
     method = METHODS[name]
     for dims, path in method.conv.items():
@@ -54,3 +56,8 @@ def test_markdown():
     assert len(lines) == len(METHODS) + 2
     assert len({line.count("|") for line in lines}) == 1
     assert [re.match(r"\| `(.+?)`", line)[1] for line in lines[2:]] == list(METHODS)
+
+
+def test_the_readme_shows_the_table():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert markdown_table() in readme

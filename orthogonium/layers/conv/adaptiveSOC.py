@@ -157,7 +157,7 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     >>> layer.weight.shape, layer.kernel_size, layer.skew_kernel_size
     (torch.Size([8, 1, 9, 9]), (9, 9), (3, 3))
     >>> x = torch.randn(1, 8, 16, 16)
-    >>> ratio = float(layer(x).norm() / x.norm())
+    >>> ratio = (layer(x).norm() / x.norm()).item()
     >>> layer(x).shape, 0.99 < ratio < 1.00001
     (torch.Size([1, 8, 16, 16]), True)
     """
