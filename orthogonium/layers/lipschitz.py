@@ -49,8 +49,8 @@ def _make(
         )
         if arguments[before] != arguments[after]:
             raise ParameterError(
-                f"Method {method!r} keeps the number of channels, got {arguments[before]} → {arguments[after]}. Use 'sll-aoc' or "
-                "'sandwich', which change it, or an orthogonal layer before it."
+                f"Method {method!r} keeps the number of channels, got {arguments[before]} → {arguments[after]}. Use "
+                "'sll-aoc' or 'sandwich', which change it, or an orthogonal layer before it."
             )
         arguments = {name: value for name, value in arguments.items() if name != after}
     arguments = {entry.rename.get(name, name): value for name, value in arguments.items()}
