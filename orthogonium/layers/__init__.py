@@ -73,6 +73,7 @@ from orthogonium.layers.custom_activations import (
     ReLUMaxMin,
     SoftHuber,
 )
+from orthogonium.layers.freeze import freeze
 from orthogonium.layers.global_pooling import (
     GlobalL2NormPool,
     GlobalMaxPool,
@@ -222,4 +223,5 @@ __all__ = [
     "UnitNormLinear",
     "check_last_linear_layer_type",
     "conv_orthogonal_",
+    "freeze",
 ]
