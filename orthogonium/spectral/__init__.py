@@ -1,1 +1,53 @@
-"""The independent oracle: exact spectra, certified upper bounds, estimates from below."""
+"""The independent oracle: exact spectra, certified upper bounds, estimates from below.
+
+| question | function | kind |
+|---|---|---|
+| anything | `spectrum` | says so itself |
+| the operator of any linear module | `operator_matrix`, `operator_singular_values` | exact |
+| a non-linear module at points | `jacobian`, `jacobian_singular_values` | exact there |
+| where a non-linear module is steepest | `steepest_point` | estimate |
+| all singular values of a circular convolution | `circular_singular_values` | exact |
+| a norm that is never too small, the way left open | `norm_bound` | upper |
+| the same, one way each | `gram_bound`, `circular_gram_bound`, `grid_bound`, `unfolding_bound` | upper |
+| a norm that is never too large | `power_iteration`, `lanczos`, `top_singular_values`, `tensor_norm` | estimate |
+
+It reads layers through `geometry_of` and imports no other part of the library, so that nothing certifies itself.
+"""
+
+from orthogonium.spectral.bound import norm_bound
+from orthogonium.spectral.estimate import lanczos, power_iteration, top_singular_values
+from orthogonium.spectral.fourier import circular_singular_values
+from orthogonium.spectral.geometry import Convolution, convolution, geometry_of
+from orthogonium.spectral.gram import circular_gram_bound, gram_bound
+from orthogonium.spectral.grid import grid_bound
+from orthogonium.spectral.jacobian import jacobian, jacobian_singular_values, steepest_point
+from orthogonium.spectral.operator import is_affine, operator_matrix, operator_singular_values
+from orthogonium.spectral.spectrum import Spectrum, spectrum
+from orthogonium.spectral.tensor_norm import tensor_norm
+from orthogonium.spectral.unfoldings import unfolding_bound
+from orthogonium.spectral.windows import check_geometry
+
+__all__ = [
+    "Convolution",
+    "Spectrum",
+    "check_geometry",
+    "circular_gram_bound",
+    "circular_singular_values",
+    "convolution",
+    "geometry_of",
+    "gram_bound",
+    "grid_bound",
+    "is_affine",
+    "jacobian",
+    "jacobian_singular_values",
+    "lanczos",
+    "norm_bound",
+    "operator_matrix",
+    "operator_singular_values",
+    "power_iteration",
+    "spectrum",
+    "steepest_point",
+    "tensor_norm",
+    "top_singular_values",
+    "unfolding_bound",
+]

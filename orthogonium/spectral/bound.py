@@ -1,0 +1,121 @@
+"""The certified bound to use when one does not want to choose: cheap where sharp, a grid of frequencies elsewhere.
+
+First the kernel of K Kᵀ and its spectral radius in moduli (one Gram step on the kernel): sharp for orthogonal layers
+and for depthwise or nearly diagonal ones. Only if it exceeds an estimate from below by more than `rtol`, frequencies
+are factorized.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.spectral.geometry import Convolution, require_geometry
+from orthogonium.spectral.gram import spectral_radius
+from orthogonium.spectral.grid import gram_error, largest_on_grid
+from orthogonium.spectral.padding import Reduction, reductions
+from orthogonium.spectral.rounding import gamma, root, upward
+from orthogonium.spectral.symbol import Frequencies, autocorrelation, mass, select, symbol, unit_kernel
+
+BUDGET = 1.2e10
+
+
+@dataclass(frozen=True)
+class Enclosure:
+    """lower ≤ every singular value ≤ upper, both (groups,); lower is 0 where nothing better is known."""
+
+    lower: Tensor
+    upper: Tensor
+    method: str
+
+
+def norm_bound(
+    layer: nn.Module | Convolution,
+    size: Sequence[int] | None = None,
+    *,
+    rtol: float = 0.01,
+    budget: float = BUDGET,
+    per_group: bool = False,
+) -> Tensor:
+    """Certified upper bound of the layer's spectral norm, by the cheapest method that is sharp enough.
+
+    Holds for every padding, stride, dilation, group, transposed or not; differentiable. With zero padding neither the
+    value nor the cost depends on images larger than the grid.
+
+    Args:
+        layer: with a known geometry (`geometry_of`).
+        size: spatial size of the input; None for a bound that holds at every size.
+        rtol: wanted sharpness, relative to the norm on the infinite lattice.
+        budget: floating point operations to spend on sharpness; past it the bound stays sound and gets looser.
+        per_group: the bounds of all groups, (groups,), instead of their maximum.
+
+    Returns:
+        A float64 scalar on the device of the weight.
+
+    >>> from orthogonium.spectral import norm_bound
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> _ = torch.nn.init.eye_(layer.weight)
+    >>> round(norm_bound(layer).item(), 5)
+    1.0
+    """
+    upper = enclosure(require_geometry(layer), size, rtol=rtol, budget=budget).upper
+    return upper if per_group else upper.amax()
+
+
+def enclosure(
+    conv: Convolution, size: Sequence[int] | None = None, *, rtol: float = 0.01, budget: float = BUDGET
+) -> Enclosure:
+    """Certified bounds from both sides; from below only for circular geometries, useful near orthogonality."""
+    found = [_enclosure(conv, r, rtol, budget) for r in reductions(conv, size)]
+    best = min(found, key=lambda e: float(e.upper.detach().amax()))
+    return Enclosure(best.lower, torch.stack([e.upper for e in found]).amin(0), best.method)
+
+
+def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: float) -> Enclosure:
+    kernel, scale = unit_kernel(conv, reduction)
+    gram = autocorrelation(kernel)
+    entries, error = mass(gram), gram_error(kernel)
+    radius = spectral_radius(entries) * (1 + gamma(entries[0].numel() + 16))
+    upper = upward(root(radius + error) * reduction.factor, 16)
+    lower = torch.zeros_like(upper)
+    if reduction.exact and kernel.shape[1] == _rank(conv, reduction):
+        lower = _smallest(gram.detach(), entries.detach(), error.detach())
+    method = "Gram, 1 step"
+    if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(kernel.detach()):
+        fine, frequencies = largest_on_grid(conv, reduction, kernel, gram.detach(), rtol, budget)
+        upper = torch.minimum(upper, fine)
+        method = "frequencies " + "×".join(map(str, frequencies.points)) if frequencies.points else "Cholesky"
+    return Enclosure(lower * scale, upper * scale * (1 + gamma(4)), method)
+
+
+def _rank(conv: Convolution, reduction: Reduction) -> int:
+    """Singular values per frequency and group; more than the kernel's rows if windows skip phases of pixels."""
+    co, ci = conv.weight.shape[0] // conv.groups, conv.weight.shape[1]
+    return min(co, ci * math.prod(reduction.stride))
+
+
+def _smallest(gram: Tensor, entries: Tensor, error: Tensor) -> Tensor:
+    """(groups,) lower bounds of all singular values: K Kᵀ is at least its diagonal minus all else (Gershgorin)."""
+    centre = select(gram, [t // 2 for t in gram.shape[3:]]).diagonal(dim1=1, dim2=2)
+    others = (entries.sum(2) - centre.abs()) * (1 + gamma(entries.shape[2] + 16))
+    least = (centre - others - error[:, None]).amin(1) - gamma(16) * centre.abs().amax(1)
+    return least.clamp_min(0).sqrt() * (1 - gamma(16))
+
+
+@torch.no_grad()
+def _floor(kernel: Tensor, steps: int = 12) -> float:
+    """An estimate of the largest norm from below: power iterations at the frequencies 0 and π, where K(ω) is real."""
+    taps = kernel.shape[3:]
+    frequencies = Frequencies((2,) * len(taps), (1,) * len(taps))
+    matrices = symbol(kernel, frequencies.waves(taps, torch.arange(len(frequencies), device=kernel.device)))
+    matrices = matrices.real.contiguous() if matrices.is_complex() else matrices
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(kernel.shape[2], 1, generator=generator, dtype=kernel.dtype).to(kernel.device)
+    for _ in range(steps):
+        x = matrices.transpose(-1, -2) @ (matrices @ x)
+        x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_min(1e-300)
+    return float(torch.linalg.vector_norm(matrices @ x, dim=(-2, -1)).amax())
