@@ -19,9 +19,18 @@ from orthogonium.spectral.gram import spectral_radius
 from orthogonium.spectral.grid import gram_error, largest_on_grid
 from orthogonium.spectral.padding import Reduction, reductions
 from orthogonium.spectral.rounding import gamma, root, upward
-from orthogonium.spectral.symbol import Frequencies, autocorrelation, mass, select, symbol, unit_kernel
+from orthogonium.spectral.symbol import (
+    Frequencies,
+    autocorrelation,
+    circle_frequencies,
+    mass,
+    select,
+    symbol,
+    unit_kernel,
+)
 
 BUDGET = 1.2e10
+_SMALL = 32
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,9 @@ def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: flo
     if reduction.exact and kernel.shape[1] == _rank(conv, reduction):
         lower = _smallest(gram.detach(), entries.detach(), error.detach())
     method = "Gram, 1 step"
-    if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(kernel.detach()):
+    if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(
+        kernel.detach(), circle_frequencies(conv, reduction)
+    ):
         fine, frequencies = largest_on_grid(conv, reduction, kernel, gram.detach(), rtol, budget)
         upper = torch.minimum(upper, fine)
         method = "frequencies " + "×".join(map(str, frequencies.points)) if frequencies.points else "Cholesky"
@@ -107,10 +118,19 @@ def _smallest(gram: Tensor, entries: Tensor, error: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _floor(kernel: Tensor, steps: int = 12) -> float:
-    """An estimate of the largest norm from below: power iterations at the frequencies 0 and π, where K(ω) is real."""
+def _floor(kernel: Tensor, circle: Frequencies | None, steps: int = 12) -> float:
+    """An estimate of the largest norm from below: power iterations at the frequencies 0 and π, where K(ω) is real.
+
+    A small circle may not have π.
+    """
     taps = kernel.shape[3:]
-    frequencies = Frequencies((2,) * len(taps), (1,) * len(taps))
+    points = [2] * len(taps)
+    if circle is not None:
+        points = [
+            1 if n < _SMALL and (n % 2 or d % 2 == 0) else 2
+            for n, d in zip(circle.points, circle.multiple, strict=True)
+        ]
+    frequencies = Frequencies(tuple(points), (1,) * len(taps))
     matrices = symbol(kernel, frequencies.waves(taps, torch.arange(len(frequencies), device=kernel.device)))
     matrices = matrices.real.contiguous() if matrices.is_complex() else matrices
     generator = torch.Generator().manual_seed(0)

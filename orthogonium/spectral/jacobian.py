@@ -91,18 +91,18 @@ def steepest_point(
     generator = generator or torch.Generator().manual_seed(0)
     x = x.detach().clone()
     v = _unit(_noise(x, generator))
-    best, where, uphill = x.new_full((len(x),), -1.0), x, torch.zeros_like(x)
+    best, where, here, uphill = x.new_full((len(x),), -1.0), x, x, torch.zeros_like(x)
     length = step_size * torch.linalg.vector_norm(x.flatten(1), dim=1).clamp_min(1.0)
     pace = length.clone()
     for step in range(steps):
         with torch.enable_grad():
             steepness, v, gradient = _steepness(fn, x, v, power_steps * (10 if step == 0 else 1))
-        better = steepness > best
+        better, good = steepness > best, steepness >= best * (1 - 1e-6)  # as good is enough to wander on a plateau
         best, where = torch.where(better, steepness, best), torch.where(_like(better, x), x, where)
-        uphill = torch.where(_like(better, x), gradient, uphill)
+        here, uphill = torch.where(_like(good, x), x, here), torch.where(_like(good, x), gradient, uphill)
         flat = torch.linalg.vector_norm(uphill.flatten(1), dim=1) <= 1e-12 * best
         pace = torch.where(flat, length, pace * torch.where(better, 1.5, 0.5))
-        x = where + _like(pace, x) * _unit(torch.where(_like(flat, x), _noise(x, generator), uphill))
+        x = here + _like(pace, x) * _unit(torch.where(_like(flat, x), _noise(x, generator), uphill))
     return best, where
 
 

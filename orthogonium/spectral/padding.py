@@ -84,7 +84,7 @@ def _copies_factor(conv: Convolution, image: Sequence[int]) -> float:
 
 
 def _of_any_size(conv: Convolution) -> Reduction:
-    """What holds whatever the size: torch lets circular pads be at most n pixels and reflected ones at most n − 1."""
+    """What holds whatever the size, given that circular pads longer than the reach are at most n (`check_size`)."""
     stride, product = [], 1
     for s, reach, (left, right) in zip(conv.stride, conv.reach, conv.padding, strict=True):
         shortest, total = s if conv.extend else max(left, right, 1), left + right  # the smallest circle possible

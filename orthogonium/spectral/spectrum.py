@@ -163,7 +163,7 @@ def _costs(conv: Convolution, size: tuple[int, ...]) -> tuple[float, float]:
     if reduction is None or frequencies is None:
         return math.inf, dense
     co, ci = conv.weight.shape[0] // conv.groups, conv.weight.shape[1] * math.prod(reduction.stride)
-    return 4.0 * _SVD_FLOPS * conv.groups * len(frequencies) * co * ci * min(co, ci), dense
+    return (4.0 if size else 1.0) * _SVD_FLOPS * conv.groups * len(frequencies) * co * ci * min(co, ci), dense
 
 
 def _exact(conv: Convolution, size: tuple[int, ...], copies: int, fourier: bool) -> Spectrum:

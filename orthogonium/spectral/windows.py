@@ -23,11 +23,11 @@ def check_size(conv: Convolution, size: Sequence[int]) -> tuple[int, ...]:
     if len(size) != len(conv.stride) or any(n < 1 for n in size):
         raise ShapeError(f"The layer needs {len(conv.stride)} spatial sizes, each at least 1, got {size}.")
     image, windows = sides(conv, size)
-    for n, m, (left, right) in zip(image, windows, conv.padding, strict=True):
+    for n, m, reach, (left, right) in zip(image, windows, conv.reach, conv.padding, strict=True):
         if n < 1 or m < 1:
             raise ShapeError(f"No window fits: kernel reach {conv.reach}, padding {conv.padding}, input {size}.")
         limit = {"circular": n, "reflect": n - 1}.get(conv.padding_mode, left + right)
-        if max(left, right) > limit and not conv.extend:
+        if max(left, right) > limit and not (conv.padding_mode == "circular" and (conv.extend or left + right < reach)):
             raise ShapeError(
                 f"{conv.padding_mode} padding {conv.padding} is larger than a side of {n} pixels allows ({limit}). "
                 "Use a larger input or a smaller padding."

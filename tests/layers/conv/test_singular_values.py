@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from orthogonium.errors import ParameterError
+from orthogonium.layers.conv.singular_values import get_conv_sv
+from tests.spectral.zoo import WrappedConv, fill, oracle_matrix, oracle_norms_of_groups, oracle_values
+
+D = torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv2d(4, 6, 3, padding=1), 6),
+        (nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), 6),
+        (nn.Conv2d(4, 6, 3, 2, 1, padding_mode="circular"), 6),
+        (nn.Conv2d(4, 6, 3, 2, dilation=2, groups=2), 7),
+        (nn.ConvTranspose2d(4, 6, 3, 2, 1), 4),
+        (nn.Conv1d(4, 6, 5, padding=2), (12,)),
+    ],
+)
+def test_certified_and_sharp(layer, size, dtype):
+    layer = layer.to(dtype)
+    shape = (4, *(size if isinstance(size, tuple) else (size, size)))
+    exact = oracle_norms_of_groups(layer, shape).amax()
+    for imsize in (size, None):
+        sigma, rank = get_conv_sv(layer, n_iter=6, imsize=imsize)
+        assert exact <= sigma <= exact * (1.02 if layer.padding_mode == "circular" and imsize else 1.5)
+        assert 0 < rank <= 1
+        assert not sigma.requires_grad
+
+
+def test_steps_sharpen():
+    layer = nn.Conv2d(8, 8, 3, padding=1)
+    values = [get_conv_sv(layer, n, return_stab_rank=False).item() for n in (1, 3, 6)]
+    assert values[0] > values[1] > values[2]
+
+
+def test_common_factor_of_stride_and_dilation():
+    """A kernel with orthonormal rows, stride 4 and dilation 2: windows overlap, and the layer expands."""
+    layer = WrappedConv(1, 16, 4, 4, 2)
+    layer.weight.data = nn.init.orthogonal_(torch.empty(16, 16, dtype=D)).reshape(16, 1, 4, 4)
+    exact = oracle_values(layer, (1, 16, 16))[0]
+    assert exact > 1.4
+    for imsize in (16, None):
+        assert exact <= get_conv_sv(layer, 6, imsize=imsize, return_stab_rank=False) <= 1.1 * exact
+
+
+def test_groups_are_a_maximum():
+    layer = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False, dtype=D)
+    layer.weight.data[:2] *= 3
+    exact = oracle_norms_of_groups(layer, (4, 8, 8))
+    sigma, rank = get_conv_sv(layer, 6, imsize=8)
+    assert exact.amax() <= sigma < exact.prod() + exact.amax()
+    assert sigma <= 1.1 * exact.amax()
+    sigmas, ranks = get_conv_sv(layer, 6, imsize=8, agg_groups=False)
+    assert len(sigmas) == len(ranks) == 2
+    assert max(sigmas) == sigma
+    assert sum(ranks) / 2 == pytest.approx(rank.item())
+    assert all(s >= e for s, e in zip(sigmas, exact, strict=True))
+    assert len(get_conv_sv(layer, 6, agg_groups=False, return_stab_rank=False)) == 2
+
+
+def test_strided_groups():
+    layer = nn.Conv2d(6, 4, 3, 2, 1, groups=2, dtype=D)
+    exact = oracle_norms_of_groups(layer, (6, 8, 8))
+    sigmas, _ = get_conv_sv(layer, 5, agg_groups=False)
+    assert all(s >= e for s, e in zip(sigmas, exact, strict=True))
+
+
+def test_without_a_size_no_size_is_underestimated():
+    for seed in range(10):
+        torch.manual_seed(seed)
+        layer = nn.Conv2d(2, 2, 5, padding=2, padding_mode="circular", dtype=D)
+        sigma = get_conv_sv(layer, 6, return_stab_rank=False)
+        assert all(sigma >= oracle_values(layer, (2, n, n))[0] for n in (2, 5, 7))
+
+
+def test_dilation_is_not_ignored():
+    # dilated by 2 on two pixels all taps meet: norm 3; by 1 they do not all
+    layer = nn.Conv1d(1, 1, 3, padding=2, dilation=2, padding_mode="circular", bias=False)
+    layer.weight.data = torch.tensor([[[1.0, -1.0, 1.0]]])
+    for n in (2, 3, 4, 6):
+        assert get_conv_sv(layer, 4, imsize=n, return_stab_rank=False) >= oracle_values(layer.double(), (1, n))[0]
+
+
+def test_stable_rank_is_a_share_of_the_full_rank():
+    orthogonal = fill(nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular", dtype=D), "orthogonal")
+    for imsize in (5, None):
+        assert get_conv_sv(orthogonal, 3, imsize=imsize)[1] == pytest.approx(1, abs=1e-4)
+    layer = nn.Conv2d(3, 2, 3, 2, 1, dtype=D)
+    values = torch.linalg.svdvals(oracle_matrix(layer, (3, 6, 6)))
+    sigma, rank = get_conv_sv(layer, 8, imsize=6)
+    expected = (values.square().sum() / sigma.square() / len(values)).item()
+    assert rank == pytest.approx(expected, rel=1e-9)
+    assert get_conv_sv(fill(layer, "zero"), 2) == (0, 0)
+
+
+def test_differentiable_if_not_detached():
+    layer = nn.Conv2d(3, 4, 3, padding=1)
+    sigma, rank = get_conv_sv(layer, 4, detach=False, device="cpu")
+    (sigma + rank).backward()
+    assert torch.isfinite(layer.weight.grad).all()
+    assert layer.weight.grad.abs().sum() > 0
+
+
+def test_growth_of_the_kernel_is_bounded():
+    layer = fill(nn.Conv3d(2, 2, 3, padding=1), "orthogonal")
+    sigma = get_conv_sv(layer, 12, return_stab_rank=False).item()
+    assert math.isclose(sigma, 1, rel_tol=1e-4)
+
+
+def test_needs_a_convolution():
+    for layer in (nn.ReLU(), nn.Linear(2, 2)):
+        with pytest.raises(ParameterError, match="convolution"):
+            get_conv_sv(layer, 3)
+    with pytest.raises(ParameterError, match="step"):
+        get_conv_sv(nn.Conv1d(1, 1, 3), 0)
