@@ -65,8 +65,7 @@ def circular_singular_values(
         kernel = compress(kernel)
     taps = kernel.shape[3:]
     pieces = [
-        torch.linalg.svdvals(symbol(kernel, frequencies.waves(taps, index)))
-        for index in frequencies.chunks(kernel[..., 0].numel() if taps else kernel.numel(), kernel.device)
+        torch.linalg.svdvals(symbol(kernel, frequencies.waves(taps, index))) for index in frequencies.chunks(kernel)
     ]
     values = torch.cat(pieces, 1)  # (groups, F, ≤ rank)
     values = torch.nn.functional.pad(values, (0, rank - values.shape[2]))

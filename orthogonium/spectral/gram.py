@@ -97,8 +97,7 @@ def _frequency_form(conv: Convolution, reduction: Reduction, steps: int, rtol: f
     frequencies, factor = covering_frequencies(conv, reduction, taps, rtol)
     with torch.no_grad():  # find the worst frequency of each group; only that one needs a graph
         pieces = [
-            _iterate(symbol(kernel, frequencies.waves(taps, index)), steps)
-            for index in frequencies.chunks(kernel[..., 0].numel() if taps else kernel.numel(), kernel.device)
+            _iterate(symbol(kernel, frequencies.waves(taps, index)), steps) for index in frequencies.chunks(kernel)
         ]
         best = torch.cat(pieces, 1)
         worst = best.argmax(1)
@@ -153,7 +152,7 @@ def _autocorrelation(kernel: Tensor) -> Tensor:
     frequencies = Frequencies(lags, (1,) * len(lags))
     weights = frequencies.multiplicity(kernel) / math.prod(lags)
     out = kernel.new_zeros(g, math.prod(lags), rows * rows)
-    for index in frequencies.chunks(kernel[..., 0].numel() if taps else kernel.numel(), kernel.device):
+    for index in frequencies.chunks(kernel):
         matrices = symbol(kernel, frequencies.waves(taps, index))
         product = (matrices @ matrices.mH).flatten(2)  # (g, F, rows²)
         back = (frequencies.waves(lags, index, centred=True).conj() * weights[index, None]).T  # (lags, F)

@@ -72,8 +72,7 @@ def largest_on_grid(
     frequencies, factor = covering_frequencies(conv, reduction, taps, rtol, most)
     with torch.no_grad():
         pieces = (
-            symbol(gram, frequencies.waves(gram.shape[3:], index, centred=True))
-            for index in frequencies.chunks(kernel.shape[0] * rows**2, kernel.device)
+            symbol(gram, frequencies.waves(gram.shape[3:], index, centred=True)) for index in frequencies.chunks(gram)
         )
         top, where = largest_eigenvalue(pieces)
         bound = upward(root(top + gram_error(kernel)) * (factor * reduction.factor), 16)

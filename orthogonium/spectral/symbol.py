@@ -83,9 +83,10 @@ class Frequencies:
             out = (wave[:, :, None] * out[:, None, :]).flatten(1)
         return out
 
-    def chunks(self, numbers_each: int, device: torch.device) -> Iterator[Tensor]:
-        """All frequency indices in pieces of bounded memory."""
-        yield from torch.arange(len(self), device=device).split(max(1, _CHUNK // max(numbers_each, 1)))
+    def chunks(self, kernel: Tensor) -> Iterator[Tensor]:
+        """All frequency indices, in pieces for which the matrices of the kernel need little memory."""
+        each = max(1, _CHUNK // kernel.shape[:3].numel())
+        yield from torch.arange(len(self), device=kernel.device).split(each)
 
 
 def circle_frequencies(conv: Convolution, reduction: Reduction) -> Frequencies | None:

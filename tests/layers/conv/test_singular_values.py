@@ -13,25 +13,26 @@ D = torch.float64
 
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 @pytest.mark.parametrize(
-    ("layer", "size"),
+    ("make", "geometry", "size"),
     [
-        (nn.Conv2d(4, 6, 3, padding=1), 6),
-        (nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), 6),
-        (nn.Conv2d(4, 6, 3, 2, 1, padding_mode="circular"), 6),
-        (nn.Conv2d(4, 6, 3, 2, dilation=2, groups=2), 7),
-        (nn.ConvTranspose2d(4, 6, 3, 2, 1), 4),
-        (nn.Conv1d(4, 6, 5, padding=2), (12,)),
+        (nn.Conv2d, {"padding": 1}, (6, 6)),
+        (nn.Conv2d, {"padding": 1, "padding_mode": "circular"}, (6, 6)),
+        (nn.Conv2d, {"padding": 1, "padding_mode": "circular", "stride": 2}, (6, 6)),
+        (nn.Conv2d, {"stride": 2, "dilation": 2, "groups": 2}, (7, 7)),
+        (nn.ConvTranspose2d, {"stride": 2, "padding": 1}, (4, 4)),
+        (nn.Conv1d, {"padding": 1}, (12,)),
     ],
 )
-def test_certified_and_sharp(layer, size, dtype):
-    layer = layer.to(dtype)
-    shape = (4, *(size if isinstance(size, tuple) else (size, size)))
-    exact = oracle_norms_of_groups(layer, shape).amax()
+def test_certified_and_sharp(make, geometry, size, dtype):
+    layer = make(4, 6, 3, dtype=dtype, **geometry)
+    exact = oracle_norms_of_groups(layer, (4, *size)).amax()
     for imsize in (size, None):
         sigma, rank = get_conv_sv(layer, n_iter=6, imsize=imsize)
         assert exact <= sigma <= exact * (1.02 if layer.padding_mode == "circular" and imsize else 1.5)
         assert 0 < rank <= 1
         assert not sigma.requires_grad
+    if len(set(size)) == 1:
+        assert get_conv_sv(layer, 6, imsize=size[0])[0] == get_conv_sv(layer, 6, imsize=size)[0]
 
 
 def test_steps_sharpen():
