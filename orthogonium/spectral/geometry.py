@@ -38,13 +38,13 @@ class Convolution:
             convolution it is the adjoint of. No spatial axes: a dense matrix.
         stride: s, one per axis.
         dilation: d, one per axis.
-        padding: (left, right), one pair per axis.
+        padding: (left, right), one pair per axis. There are ⌊(n + left + right − reach)/s⌋ + 1 windows on n pixels, the
+            first one `left` pixels before the image.
         groups: number of independent blocks of channels.
         padding_mode: "zeros", "circular", "reflect" or "replicate": what the pads are filled with.
         transposed: whether the layer applies the adjoint of the convolution.
         output_padding: transposed only: pixels added at the end, one per axis.
-        extend: circular only: the image is first extended by zeros, at the end, to the next multiple of the stride,
-            so that the circle is a whole number of strides.
+        extend: circular only: the circle is a whole number of strides, the image being extended by zeros at its end.
     """
 
     weight: Tensor
@@ -97,8 +97,8 @@ def convolution(
     """A checked `Convolution` from torch's way of writing its numbers.
 
     `padding` is an int, one int or (left, right) pair per axis, "valid", or "same". With stride 1 "same" is torch's:
-    d·(k − 1) pixels in total, the smaller half on the left. With a stride, torch has no "same"; for circular padding it
-    means here: extend the image to a multiple of the stride, wrap max(d·(k − 1) + 1 − s, 0) pixels in total.
+    d·(k − 1) pixels in total, the smaller half on the left. With a stride, which torch does not have, "same" means ⌈n/s⌉
+    windows, the first max(d·(k − 1) + 1 − s, 0) // 2 pixels before the image, and for circular padding `extend`.
 
     Args:
         weight: (co, ci/groups, *k) kernel; see `Convolution` for a transposed layer.
@@ -109,11 +109,11 @@ def convolution(
         padding_mode: one of torch's four.
         transposed: the adjoint is meant.
         output_padding: as in `nn.ConvTransposeNd`.
-        extend: see `Convolution`; by default as "same" needs it.
+        extend: see `Convolution`; by default for circular "same" with a stride.
 
     >>> from orthogonium.spectral import convolution
     >>> convolution(torch.ones(4, 3, 3, 3), stride=2, padding="same", padding_mode="circular").padding
-    ((0, 1), (0, 1))
+    ((0, 2), (0, 2))
     """
     if weight.ndim < 2 or 0 in weight.shape:
         raise ShapeError(
@@ -132,7 +132,7 @@ def convolution(
     pads = _pads(padding, kernel, s, d, padding_mode)
     same = padding == "same" and padding_mode == "circular"
     if same and transposed and not any(extra):
-        extra = tuple(max(si - di * (k - 1) - 1, 0) for si, di, k in zip(s, d, kernel, strict=True))
+        extra = tuple(si - 1 for si in s)  # outputs of m·s pixels
     return Convolution(
         weight, s, d, pads, groups, padding_mode, transposed, extra, same and max(s) > 1 if extend is None else extend
     )
@@ -188,7 +188,10 @@ def _read(layer: nn.Module, stated: Mapping[str, Any]) -> Convolution:
             f"{type(layer).__name__}.spectral_geometry() states {sorted(unknown)}; known are {sorted(names)}."
         )
     found: dict[str, Any] = {"transposed": isinstance(layer, _TRANSPOSED), "extend": None}
-    found |= {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+    for name in names - stated.keys():
+        value = getattr(layer, name, None)  # once: a parametrized weight is computed
+        if value is not None:
+            found[name] = value
     found |= stated
     return convolution(**found)
 
@@ -204,12 +207,10 @@ def _pads(
     padding: str | int | Sequence[Any], kernel: tuple[int, ...], s: tuple[int, ...], d: tuple[int, ...], mode: str
 ) -> tuple[tuple[int, int], ...]:
     if padding == "same":
-        if max(s, default=1) > 1 and mode != "circular":
-            raise ParameterError(
-                f'padding="same" with stride {s} is defined for circular padding only, got {mode!r}. Give pixels.'
-            )
-        totals = (max(di * (k - 1) + 1 - si, 0) for k, si, di in zip(kernel, s, d, strict=True))
-        return tuple((t // 2, t - t // 2) for t in totals)
+        if max(s, default=1) > 1 and mode in ("reflect", "replicate"):
+            raise ParameterError(f'padding="same" with stride {s} has no meaning for {mode} padding. Give pixels.')
+        lefts = (max(di * (k - 1) + 1 - si, 0) // 2 for k, si, di in zip(kernel, s, d, strict=True))
+        return tuple((left, di * (k - 1) - left) for left, k, di in zip(lefts, kernel, d, strict=True))
     if isinstance(padding, str) and padding != "valid":
         raise ParameterError(f'padding must be "same", "valid" or numbers of pixels, got {padding!r}.')
     values = [0] * len(kernel) if padding == "valid" else padding

@@ -89,9 +89,9 @@ def _of_any_size(conv: Convolution) -> Reduction:
     for s, reach, (left, right) in zip(conv.stride, conv.reach, conv.padding, strict=True):
         shortest, total = s if conv.extend else max(left, right, 1), left + right  # the smallest circle possible
         if conv.padding_mode == "circular":
-            excess = total + (s if conv.extend else 1) - reach  # pixels by which all windows pass one round
+            excess = total + 1 - reach  # pixels by which the starts of windows pass one round
             stride.append(s if conv.extend or total == 0 else 1)
-            product *= 1 + max(-(-excess // shortest), 0) if total else 1
+            product *= 1 + max(-(-excess // shortest), 0)
         else:
             stride.append(s)
             product *= {"zeros": 1, "reflect": 1 + (left > 0) + (right > 0), "replicate": total + 1}[conv.padding_mode]

@@ -51,7 +51,7 @@ def sides(conv: Convolution, size: Sequence[int]) -> tuple[tuple[int, ...], tupl
             windows.append(n)
         else:
             image.append(n)
-            windows.append((circle_size(conv, n, s) + left + right - reach) // s + 1)
+            windows.append((n + left + right - reach) // s + 1)
     return tuple(image), tuple(windows)
 
 

@@ -28,7 +28,7 @@ def test_same_padding_is_torchs():
 
 def test_same_with_stride_extends_to_whole_strides():
     conv = convolution(torch.ones(1, 1, 5, 2), stride=(2, 3), padding="same", padding_mode="circular")
-    assert conv.padding == ((1, 2), (0, 0))
+    assert conv.padding == ((1, 3), (0, 1))
     assert conv.extend
     assert not convolution(torch.ones(1, 1, 5), padding="same", padding_mode="circular").extend
 
@@ -84,7 +84,7 @@ def test_layers_state_their_geometry():
         ({"padding": "full"}, "padding"),
         ({"padding": -1}, "padding"),
         ({"padding": ((1, 2, 3),)}, "padding"),
-        ({"padding": "same", "stride": 2}, "circular"),
+        ({"padding": "same", "stride": 2, "padding_mode": "reflect"}, "no meaning"),
         ({"padding_mode": "mirror"}, "padding_mode"),
         ({"groups": 3}, "groups"),
     ],

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d, AdaptiveOrthoConvTranspose2d
 from orthogonium.layers.conv.singular_values import get_conv_sv
 from tests.spectral.zoo import WrappedConv, fill, oracle_matrix, oracle_norms_of_groups, oracle_values
 
@@ -121,3 +122,27 @@ def test_needs_a_convolution():
             get_conv_sv(layer, 3)
     with pytest.raises(ParameterError, match="step"):
         get_conv_sv(nn.Conv1d(1, 1, 3), 0)
+
+
+class StatedConv(AdaptiveOrthoConv2d):
+    def spectral_geometry(self):
+        return {"extend": True}
+
+
+class StatedConvTranspose(AdaptiveOrthoConvTranspose2d):
+    def spectral_geometry(self):
+        return {"extend": self.padding_mode == "circular"}
+
+
+@pytest.mark.parametrize("layer_class", [StatedConv, StatedConvTranspose])
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize(("k", "s", "padding"), [(3, 1, 1), (3, 2, 1), (4, 2, 0), (5, 3, 2), (2, 2, 0), (3, 2, "same")])
+def test_orthogonal_layers(layer_class, mode, k, s, padding):
+    if layer_class is StatedConvTranspose and (mode, padding) == ("zeros", "same"):
+        pytest.skip("a transposed layer has no such padding")
+    layer = layer_class(4, 4, k, stride=s, padding=padding, padding_mode=mode, groups=2, dtype=D)
+    for n in (6, 7):
+        exact = oracle_norms_of_groups(layer, (4, n, n)).amax()
+        for imsize in (n, None):
+            sigma = get_conv_sv(layer, 3, imsize=imsize, return_stab_rank=False)
+            assert exact <= sigma < 1.0001
