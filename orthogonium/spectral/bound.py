@@ -29,7 +29,7 @@ from orthogonium.spectral.symbol import (
     unit_kernel,
 )
 
-BUDGET = 1.2e10
+BUDGET = 1.4e10
 _SMALL = 32
 
 
@@ -97,7 +97,7 @@ def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: flo
     if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(
         kernel.detach(), circle_frequencies(conv, reduction)
     ):
-        fine, frequencies = largest_on_grid(conv, reduction, kernel, gram.detach(), rtol, budget)
+        fine, frequencies = largest_on_grid(conv, reduction, kernel, rtol, budget, gram.detach())
         upper = torch.minimum(upper, fine)
         method = "frequencies " + "×".join(map(str, frequencies.points)) if frequencies.points else "Cholesky"
     return Enclosure(lower * scale, upper * scale * (1 + gamma(4)), method)

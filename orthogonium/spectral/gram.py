@@ -93,7 +93,7 @@ def _check_steps(steps: int) -> None:
 
 def _frequency_form(conv: Convolution, reduction: Reduction, steps: int, rtol: float) -> Tensor:
     kernel, scale = unit_kernel(conv, reduction)
-    taps, each = kernel.shape[3:], torch.arange(len(kernel), device=kernel.device)
+    taps = kernel.shape[3:]
     frequencies, factor = covering_frequencies(conv, reduction, taps, rtol)
     with torch.no_grad():  # find the worst frequency of each group; only that one needs a graph
         pieces = [
@@ -102,9 +102,9 @@ def _frequency_form(conv: Convolution, reduction: Reduction, steps: int, rtol: f
         best = torch.cat(pieces, 1)
         worst = best.argmax(1)
     if kernel.requires_grad:
-        bound = _iterate(symbol(kernel, frequencies.waves(taps, worst))[each, each][:, None], steps)[:, 0]
+        bound = _iterate(symbol(kernel, frequencies.waves(taps, worst)[:, None]), steps)[:, 0]
     else:
-        bound = best[each, worst]
+        bound = best.amax(1)
     hidden = gamma(2 * math.prod(taps) + 32) * torch.linalg.matrix_norm(mass(kernel))  # of K(ω) itself
     return upward((bound + hidden) * scale * (factor * reduction.factor), 16)
 

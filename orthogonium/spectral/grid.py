@@ -58,31 +58,45 @@ def grid_bound(
 
 def _bound(conv: Convolution, reduction: Reduction, rtol: float, budget: float) -> Tensor:
     kernel, scale = unit_kernel(conv, reduction)
-    with torch.no_grad():
-        gram = autocorrelation(kernel)
-    return largest_on_grid(conv, reduction, kernel, gram, rtol, budget)[0] * scale
+    return largest_on_grid(conv, reduction, kernel, rtol, budget)[0] * scale * (1 + gamma(4))
 
 
 def largest_on_grid(
-    conv: Convolution, reduction: Reduction, kernel: Tensor, gram: Tensor, rtol: float, budget: float
+    conv: Convolution, reduction: Reduction, kernel: Tensor, rtol: float, budget: float, gram: Tensor | None = None
 ) -> tuple[Tensor, Frequencies]:
-    """(groups,) bounds for this kernel, of which `gram` is the autocorrelation, and the frequencies used."""
-    taps, rows = kernel.shape[3:], kernel.shape[1]
-    most = budget / (4 / 3 * conv.groups * rows**3)
-    frequencies, factor = covering_frequencies(conv, reduction, taps, rtol, most)
+    """(groups,) bounds of the layer for its `unit_kernel`, and the frequencies used; `gram`: its autocorrelation."""
+    taps = kernel.shape[3:]
+    cost, by_lags = _cost(kernel)
+    frequencies, factor = covering_frequencies(conv, reduction, taps, rtol, budget / cost)
     with torch.no_grad():
-        pieces = (
-            symbol(gram, frequencies.waves(gram.shape[3:], index, centred=True)) for index in frequencies.chunks(gram)
-        )
+        if by_lags:
+            gram = autocorrelation(kernel) if gram is None else gram
+            pieces = (
+                symbol(gram, frequencies.waves(gram.shape[3:], index, centred=True))
+                for index in frequencies.chunks(gram)
+            )
+        else:
+            pieces = (_product(symbol(kernel, frequencies.waves(taps, i))) for i in frequencies.chunks(kernel))
         top, where = largest_eigenvalue(pieces)
         bound = upward(root(top + gram_error(kernel)) * (factor * reduction.factor), 16)
     if kernel.requires_grad:
-        each = torch.arange(len(kernel), device=kernel.device)
-        bound = follow(bound, symbol(kernel, frequencies.waves(taps, where))[each, each])
+        bound = follow(bound, symbol(kernel, frequencies.waves(taps, where)[:, None])[:, 0])
     return bound, frequencies
 
 
+def _product(matrices: Tensor) -> Tensor:
+    return matrices @ matrices.mH
+
+
+def _cost(kernel: Tensor) -> tuple[float, bool]:
+    """Operations at each frequency, and whether K(ω)K(ω)* comes cheaper from the kernel of K Kᵀ than from K(ω)."""
+    groups, rows, columns = kernel.shape[:3]
+    lags = 4 * rows**2 * math.prod(2 * k - 1 for k in kernel.shape[3:])
+    direct = 4 * rows * columns * kernel.shape[3:].numel() + 8 * rows**2 * columns
+    return groups * (4 / 3 * rows**3 + min(lags, direct)), lags <= direct
+
+
 def gram_error(kernel: Tensor) -> Tensor:
-    """(groups,) what rounding can hide in any K(ω)K(ω)* from the autocorrelation: γ·S Sᵀ by entries, S = Σ_t |K_t|."""
-    terms = 2 * kernel[0, 0].numel() + 4 * math.prod(2 * k - 1 for k in kernel.shape[3:]) + 32
+    """(groups,) what rounding can hide in any K(ω)K(ω)*, either way: γ·S Sᵀ by entries, S = Σ_t |K_t|."""
+    terms = 2 * kernel[0, 0].numel() + 4 * math.prod(2 * k - 1 for k in kernel.shape[3:]) + 128
     return gamma(terms) * mass(kernel).square().sum((1, 2))

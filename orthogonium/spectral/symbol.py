@@ -85,7 +85,7 @@ class Frequencies:
 
     def chunks(self, kernel: Tensor) -> Iterator[Tensor]:
         """All frequency indices, in pieces for which the matrices of the kernel need little memory."""
-        each = max(1, _CHUNK // kernel.shape[:3].numel())
+        each = max(1, _CHUNK // max(kernel.shape[:3].numel(), kernel.shape[3:].numel()))
         yield from torch.arange(len(self), device=kernel.device).split(each)
 
 
@@ -140,14 +140,17 @@ def covering_frequencies(
         density = 0.9 * density if math.isfinite(density) else 64.0
 
 
-def symbol(kernel: Tensor, waves: Tensor) -> Tensor:
-    """(groups, F, rows, columns) matrices K(ω) of a kernel (groups, rows, columns, *k); real without spatial axes."""
+def symbol(
+    kernel: Tensor,  # (groups, rows, columns, *k)
+    waves: Tensor,  # (F, taps), or (groups, F, taps) for other frequencies in each group
+) -> Tensor:
+    """(groups, F, rows, columns) matrices K(ω); real without spatial axes."""
     g, rows, columns = kernel.shape[:3]
     if kernel.ndim == 3:
-        return kernel[:, None].expand(g, len(waves), rows, columns)
+        return kernel[:, None].expand(g, waves.shape[-2], rows, columns)
     taps = kernel.reshape(g, rows * columns, -1).transpose(1, 2)  # (g, taps, rows·columns)
-    real, imaginary = (torch.cat([waves.real, waves.imag]) @ taps).reshape(g, 2, -1, rows, columns).unbind(1)
-    return torch.complex(real, imaginary)
+    both = torch.cat([waves.real, waves.imag], -2) @ taps
+    return torch.complex(*both.reshape(g, 2, -1, rows, columns).unbind(1))
 
 
 def unit_kernel(conv: Convolution, reduction: Reduction) -> tuple[Tensor, Tensor]:
