@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.spectral.geometry import Convolution, require_geometry
-from orthogonium.spectral.gram import spectral_radius
+from orthogonium.spectral.gram import norm_in_moduli
 from orthogonium.spectral.grid import gram_error, largest_on_grid
 from orthogonium.spectral.padding import Reduction, reductions
 from orthogonium.spectral.rounding import gamma, root, upward
@@ -87,12 +87,11 @@ def enclosure(
 def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: float) -> Enclosure:
     kernel, scale = unit_kernel(conv, reduction)
     gram = autocorrelation(kernel)
-    entries, error = mass(gram), gram_error(kernel)
-    radius = spectral_radius(entries) * (1 + gamma(entries[0].numel() + 16))
-    upper = upward(root(radius + error) * reduction.factor, 16)
+    error = gram_error(kernel)
+    upper = upward(root(norm_in_moduli(gram) + error) * reduction.factor, 16)
     lower = torch.zeros_like(upper)
     if reduction.exact and kernel.shape[1] == _rank(conv, reduction):
-        lower = _smallest(gram.detach(), entries.detach(), error.detach())
+        lower = _smallest(gram.detach(), error.detach())
     method = "Gram, 1 step"
     if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(
         kernel.detach(), circle_frequencies(conv, reduction)
@@ -109,10 +108,10 @@ def _rank(conv: Convolution, reduction: Reduction) -> int:
     return min(co, ci * math.prod(reduction.stride))
 
 
-def _smallest(gram: Tensor, entries: Tensor, error: Tensor) -> Tensor:
+def _smallest(gram: Tensor, error: Tensor) -> Tensor:
     """(groups,) lower bounds of all singular values: K Kᵀ is at least its diagonal minus all else (Gershgorin)."""
     centre = select(gram, [t // 2 for t in gram.shape[3:]]).diagonal(dim1=1, dim2=2)
-    others = (entries.sum(2) - centre.abs()) * (1 + gamma(entries.shape[2] + 16))
+    others = (mass(gram).sum(2) - centre.abs()) * (1 + gamma(gram[0, 0].numel() + 16))
     least = (centre - others - error[:, None]).amin(1) - gamma(16) * centre.abs().amax(1)
     return least.clamp_min(0).sqrt() * (1 - gamma(16))
 

@@ -97,8 +97,9 @@ def convolution(
     """A checked `Convolution` from torch's way of writing its numbers.
 
     `padding` is an int, one int or (left, right) pair per axis, "valid", or "same". With stride 1 "same" is torch's:
-    d·(k − 1) pixels in total, the smaller half on the left. With a stride, which torch does not have, "same" means ⌈n/s⌉
-    windows, the first max(d·(k − 1) + 1 − s, 0) // 2 pixels before the image, and for circular padding `extend`.
+    d·(k − 1) pixels in total, the smaller half on the left. With a stride, which torch does not have, "same" means
+    ⌈n/s⌉ windows, the first max(d·(k − 1) + 1 − s, 0) // 2 pixels before the image, and for circular padding
+    `extend`.
 
     Args:
         weight: (co, ci/groups, *k) kernel; see `Convolution` for a transposed layer.

@@ -36,7 +36,8 @@ def gram_bound(
     Args:
         layer: with a known geometry (`geometry_of`).
         size: spatial size of the input; only paddings that copy pixels need it, for a smaller factor.
-        steps: N. The excess falls like a constant to the power 2^−N; the cost grows like (2^N(k−1)+1)^d · c³.
+        steps: N. The excess falls like a constant to the power 2^−N; with F = (2^N(k−1)+1)^d taps in the end, the cost is
+            F·c³ + F²·c².
         per_group: the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:
@@ -138,7 +139,7 @@ def _kernel_form(conv: Convolution, reduction: Reduction, steps: int) -> Tensor:
         product = gamma(2 * columns + 16) + 2 * gamma(2 * taps + 32)
         errors.append((math.sqrt(lags) * product + lags * gamma(2 * lags + 32)) * entries)
         scales.append(scale)
-    bound = spectral_radius(mass(kernel)) * (1 + gamma(kernel[0, 0].numel() + 16))
+    bound = norm_in_moduli(kernel)
     for scale, error in zip(reversed(scales), reversed(errors), strict=True):
         bound = scale * root(bound + error) * (1 + gamma(8))
     return upward(bound * outer * reduction.factor, 16)
@@ -158,6 +159,12 @@ def _autocorrelation(kernel: Tensor) -> Tensor:
         back = (frequencies.waves(lags, index, centred=True).conj() * weights[index, None]).T  # (lags, F)
         out = out + (back.real @ product.real - back.imag @ product.imag if product.is_complex() else product)
     return out.transpose(1, 2).reshape(g, rows, rows, *lags)
+
+
+def norm_in_moduli(kernel: Tensor) -> Tensor:
+    """(groups,) bounds ρ(Σ_t |G_t|) for the norms of kernels G, Hermitian up to rounding (of their Hermitian parts)."""
+    entries = mass(kernel)
+    return spectral_radius((entries + entries.transpose(1, 2)) / 2) * (1 + gamma(kernel[0, 0].numel() + 16))
 
 
 def spectral_radius(matrix: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def grid_factor(taps: int, points: int) -> float:
 def covering_frequencies(
     conv: Convolution, reduction: Reduction, taps: Sequence[int], rtol: float, most: float = math.inf
 ) -> tuple[Frequencies, float]:
-    """Frequencies whose largest norm, times the returned factor, bounds that of the circles, lines of a reduction.
+    """Frequencies whose largest norm, times the returned factor, bounds all on the circles or lines of a reduction.
 
     On each axis the frequencies of the circle itself (factor 1), or a grid that costs at most its share of `rtol`,
     whichever are fewer. If the grid has more than `most` frequencies it is thinned, and the factor grows.

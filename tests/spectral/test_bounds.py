@@ -84,7 +84,7 @@ def test_never_below_the_norm_of_structured_kernels(kind, dtype):
 
 @pytest.mark.parametrize(("k", "s", "d"), [(3, 2, 1), (5, 2, 1), (2, 3, 1), (3, 2, 3), (4, 4, 2), (5, 3, 2), (1, 2, 1)])
 def test_never_below_the_norm_of_layers_that_torch_does_not_have(k, s, d):
-    for n in range(1, 8):
+    for n in (1, 2, 3, 6):
         assert_sound(WrappedConv(4, 8, k, s, d, groups=4), (n, n + 1))
         if n < 4:
             assert_sound(WrappedConvTranspose(8, 4, k, s, d, groups=4), (n, n + 1))
@@ -162,7 +162,7 @@ def test_half_precision_weights():
 @pytest.mark.parametrize("name", BOUNDS)
 def test_differentiable(name):
     for geometry in ({"padding": 1}, {"stride": 2, "padding": 1, "padding_mode": "circular"}, {"groups": 2}):
-        weight = torch.randn(4, 2, 3, 2, dtype=D, requires_grad=True)
+        weight = torch.randn(2, 2, 3, 2, dtype=D, requires_grad=True)
         bound = lambda w: BOUNDS[name](convolution(w, **geometry), (4, 5))  # noqa: B023, E731
         assert torch.autograd.gradcheck(bound, (weight,), rtol=1e-3, atol=1e-6)
 

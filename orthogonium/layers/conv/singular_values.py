@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.spectral import Convolution, circular_gram_bound, geometry_of, gram_bound
+from orthogonium.spectral import Convolution, circular_gram_bound, geometry_of, gram_bound, norm_bound
 from orthogonium.spectral.windows import check_size, frobenius, sides
 
-_TAPS = 1024  # to which the kernel may grow
+_FLOPS = 2.5e10
 
 
 def get_conv_sv(
@@ -26,13 +26,13 @@ def get_conv_sv(
 ) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | tuple[list[Tensor], list[Tensor]]:
     """Certified upper bound of the largest singular value of a convolution, by Gram iteration, and its stable rank.
 
-    The bound is the smaller of Gram iteration on the kernel and at each frequency; it holds for every padding,
-    stride, dilation and group, rounding included. The stable rank ‖A‖_F²/‖A‖₂² uses it, and so is a bound from below;
-    it is returned as a fraction of the full rank, 1 for an orthogonal layer.
+    The bound is the smaller of Gram iteration on the kernel, which is exact for orthogonal layers, and at each
+    frequency; it holds for every padding, stride, dilation and group, rounding included. The stable rank ‖A‖_F²/‖A‖₂²
+    uses it, and so is a bound from below; it is returned as a fraction of the full rank, 1 for an orthogonal layer.
 
     Args:
         layer: a convolution, transposed or not, whose geometry is known (`orthogonium.spectral.geometry_of`).
-        n_iter: Gram steps; 3 to 6 are usual.
+        n_iter: Gram steps; 3 to 6 are usual. For layers so large that they take minutes, `norm_bound` stands in.
         agg_groups: the maximum of the bounds and the mean of the stable ranks of all groups; False for lists.
         return_stab_rank: False for the bound alone.
         device: where to compute; that of the layer by default.
@@ -58,10 +58,7 @@ def get_conv_sv(
     weight = conv.weight.detach() if detach else conv.weight
     conv = conv.with_weight(weight if device is None else weight.to(device))
     size = (imsize,) * len(conv.stride) if isinstance(imsize, int) else imsize
-    sigma = torch.minimum(
-        gram_bound(conv, size, steps=_kernel_steps(conv, n_iter), per_group=True),
-        circular_gram_bound(conv, size, steps=n_iter, per_group=True),
-    )
+    sigma = _bound(conv, size, n_iter)
     if not return_stab_rank:
         return sigma.amax() if agg_groups else list(sigma.unbind())
     stable_rank = _full_rank_share(conv, size) / torch.where(sigma > 0, sigma, torch.ones_like(sigma)).square()
@@ -70,12 +67,22 @@ def get_conv_sv(
     return list(sigma.unbind()), list(stable_rank.unbind())
 
 
-def _kernel_steps(conv: Convolution, most: int) -> int:
-    """As many steps as keep the growing kernel small, at least one."""
-    steps = 1
-    while steps < most and math.prod(2 ** (steps + 1) * (k - 1) + 1 for k in conv.kernel_size) <= _TAPS:
+def _bound(conv: Convolution, size: Sequence[int] | None, n_iter: int) -> Tensor:
+    """(groups,) the smaller of both forms of Gram iteration, as far as they are affordable."""
+    rows, columns = sorted((conv.weight.shape[0] // conv.groups, conv.weight.shape[1]))
+
+    def flops(density: int, taps: float) -> float:
+        """Of one step at `density` frequencies for each tap after the first, on a kernel of so many taps."""
+        frequencies = math.prod(density * (k - 1) + 1 for k in conv.kernel_size)
+        return frequencies * (4.0 * conv.groups * rows * columns * (rows + taps) + 100 * taps)
+
+    grown, steps = [math.prod(2**n * (k - 1) + 1 for k in conv.kernel_size) for n in range(n_iter + 1)], 1
+    while steps < n_iter and flops(2 ** (steps + 1), grown[steps + 1]) <= _FLOPS:
         steps += 1
-    return steps
+    on_kernel = gram_bound(conv, size, steps=steps, per_group=True)
+    if n_iter * flops(16, grown[0]) <= _FLOPS:  # sixteen frequencies for each tap: a grid within 1 %
+        return torch.minimum(on_kernel, circular_gram_bound(conv, size, steps=n_iter, per_group=True))
+    return torch.minimum(on_kernel, norm_bound(conv, size, per_group=True))
 
 
 def _full_rank_share(conv: Convolution, size: Sequence[int] | None) -> Tensor:
