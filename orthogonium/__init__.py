@@ -1,6 +1,26 @@
 """Orthogonal and 1-Lipschitz layers for PyTorch."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from orthogonium.class_param import ClassParam
 
+if TYPE_CHECKING:
+    from orthogonium.certification import audit, certify, lipschitz_bound
+
 __version__ = "0.1.0"
-__all__ = ["ClassParam", "__version__"]
+__all__ = ["ClassParam", "__version__", "audit", "certify", "lipschitz_bound"]
+
+_VERBS = ("audit", "certify", "lipschitz_bound")  # imported when they are first used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _VERBS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("orthogonium.certification"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_VERBS})

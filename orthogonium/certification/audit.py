@@ -1,0 +1,171 @@
+"""The audit of a model: every layer with its spectrum, its share of the bound, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from orthogonium.certification import render
+from orthogonium.certification.bound import survey
+from orthogonium.certification.walk import Step
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One layer or operation.
+
+    Attributes:
+        name: its place in the model.
+        type: its class, or the name of a function.
+        sigma_min: smallest singular value, None where that has no meaning.
+        sigma_max: largest singular value; for kind "guarantee" the largest Jacobian found, a lower bound.
+        kind: "exact" or "upper" (measured), "constant" (known), "guarantee" (stated, and not refuted by Jacobians),
+            "estimate" (too large to be measured), "unbounded".
+        stable_rank: ‖A‖_F²/‖A‖₂².
+        contribution: the factor by which it multiplies the bound.
+        bound: of its output, with respect to the input of the model.
+        guarantee: what the layer promises.
+        method: how it was measured.
+        warnings: what is wrong, and what to use instead.
+    """
+
+    name: str
+    type: str
+    sigma_min: float | None
+    sigma_max: float | None
+    kind: str
+    stable_rank: float | None
+    contribution: float
+    bound: float
+    guarantee: str | None
+    method: str
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, step: Step) -> AuditRow:
+        """The row of a step."""
+        return cls(
+            step.place,
+            step.operation,
+            step.sigma_min,
+            step.sigma_max,
+            step.kind,
+            step.stable_rank,
+            step.factor,
+            step.bound,
+            step.guarantee,
+            step.method,
+            step.warnings,
+        )
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What `audit` returns: rows in the order of the computation, and the bound of the whole (∞ if there is none)."""
+
+    model: str
+    input_shape: tuple[int, ...]
+    lipschitz_bound: float
+    rows: tuple[AuditRow, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All warnings, each with the place it belongs to."""
+        return tuple(f"{row.name} ({row.type}): {text}" for row in self.rows for text in row.warnings)
+
+    @property
+    def worst(self) -> AuditRow | None:
+        """The layer that multiplies the bound most."""
+        return max(self.rows, key=lambda row: 0 if math.isnan(row.contribution) else row.contribution, default=None)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON, also written to `path` if given. Numbers that do not exist, ∞ and NaN are null."""
+        text = json.dumps(_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The report as one self-contained HTML page, also written to `path` if given."""
+        text = render.html_page(self.title, self.summary, render.COLUMNS, self.cells(), self.warnings)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        return f"Audit of {self.model} on inputs {self.input_shape}"
+
+    @property
+    def summary(self) -> str:
+        """The result in one sentence."""
+        if math.isinf(self.lipschitz_bound):
+            return "No Lipschitz constant is known."
+        return f"Lipschitz constant at most {self.lipschitz_bound:.7g}."
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, a row for each layer."""
+        return [
+            [
+                row.name,
+                row.type,
+                render.number(row.sigma_min),
+                render.number(row.sigma_max),
+                row.kind,
+                render.number(row.stable_rank, 4),
+                render.number(row.contribution),
+                render.number(row.bound),
+                row.guarantee or "",
+                "⚠" if row.warnings else "",
+            ]
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        return render.text_table(self.title, self.summary, render.COLUMNS, self.cells(), self.warnings)
+
+    def show(self) -> None:
+        """Print the report: by rich if it is installed and the output is a terminal, else as plain text."""
+        if not (sys.stdout.isatty() and render.rich_table(self.title, self.summary, self.cells(), self.warnings)):
+            print(self)
+
+
+def _finite(x: Any) -> Any:
+    """JSON has no ∞ and no NaN."""
+    if isinstance(x, float) and not math.isfinite(x):
+        return None
+    if isinstance(x, dict):
+        return {k: _finite(v) for k, v in x.items()}
+    return [_finite(v) for v in x] if isinstance(x, (list, tuple)) else x
+
+
+def audit(model: nn.Module, input_shape: Sequence[int]) -> AuditReport:
+    """Measure every layer of a model and say what it contributes to the Lipschitz constant, and which one breaks it.
+
+    Unlike `lipschitz_bound` it does not raise where there is no bound: it lists the cause among the rows.
+
+    Args:
+        model: any module from one tensor to one tensor. It is left unchanged.
+        input_shape: of one sample, without the batch.
+
+    >>> from orthogonium import audit
+    >>> from orthogonium.layers import MaxMin, OrthoLinear
+    >>> report = audit(torch.nn.Sequential(OrthoLinear(8, 8), MaxMin(), torch.nn.LayerNorm(8)), (8,))
+    >>> [row.kind for row in report.rows]
+    ['exact', 'guarantee', 'unbounded']
+    >>> print(report.warnings[0])
+    2 (layer_norm): It divides by a deviation ... Use LayerCentering.
+    """
+    found = survey(model, input_shape)
+    bound = math.inf if found.unbounded else found.value
+    return AuditReport(
+        type(model).__name__, tuple(input_shape), bound, tuple(AuditRow.of(step) for step in found.steps)
+    )

@@ -1,0 +1,148 @@
+"""The Lipschitz constant of a whole model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.certification.failures import RefutedError, TraceError, Unbounded, UnboundedError
+from orthogonium.certification.function_rules import function_rule
+from orthogonium.certification.layer_rules import layer_rule, steepness, summarized
+from orthogonium.certification.walk import BATCH, Step, Tracked, Walker, unchanged, walk
+from orthogonium.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Head:
+    """The dense layer that computes the output, and the bound of everything before it."""
+
+    layer: nn.Linear
+    features_bound: float
+
+
+@dataclass(frozen=True)
+class LipschitzBound:
+    """A number that no Jacobian of the model exceeds, and the steps it is made of.
+
+    Attributes:
+        value: the bound, rounding of its own computation included.
+        steps: the operations that were met, in order.
+        slack: the part of `value` that is rounding, relative to it.
+        steepest: the largest Jacobian found at a few random points, so `steepest ≤ constant ≤ value`.
+        head: the dense layer the model ends in, if it does, and the bound of everything before it.
+    """
+
+    value: float
+    steps: tuple[Step, ...]
+    slack: float
+    steepest: float
+    head: Head | None = None
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.7g}-Lipschitz ({len(self.steps)} steps, rounding {self.slack:.1e})"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Everything a walk has found, bounded or not."""
+
+    value: float
+    steps: tuple[Step, ...]
+    unbounded: tuple[Unbounded, ...]
+    head: Head | None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside wrappers for compilation, several devices, or averages of weights."""
+    while True:
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def kind_of_input(model: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device of the first floating parameter or buffer."""
+    held = (t for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point())
+    first = next(held, None)
+    return (torch.get_default_dtype(), torch.device("cpu")) if first is None else (first.dtype, first.device)
+
+
+def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
+    """Walk the model on inputs of this shape (of one sample)."""
+    shape = tuple(input_shape)
+    if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ParameterError(
+            f"input_shape is the shape of one sample without the batch, e.g. (3, 32, 32): got {input_shape!r}."
+        )
+    model = unwrapped(model)
+    dtype, device = kind_of_input(model)
+    walker = Walker(function_rule, layer_rule, summarized)
+    output = walk(model, torch.zeros(BATCH, *shape, dtype=dtype, device=device), walker)
+    if not isinstance(output, Tensor):
+        raise TraceError(
+            f"The model returns {type(output).__name__}: wrap it so that it returns the one tensor to bound."
+        )
+    if not isinstance(output, Tracked):
+        raise TraceError(
+            "The output of the model does not depend on its input by torch functions that can be followed."
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        if output.shape[:1] != (BATCH,):
+            raise TraceError(
+                f"The model returns {tuple(output.shape)} for a batch of {BATCH}: keep the batch in front."
+            )
+    bound = output.value.bound
+    if math.isinf(bound) and not walker.unbounded:
+        place = Unbounded("(model)", "in-place", "A view was changed in place.", "Avoid in-place operations.")
+        walker.unbounded.append(place)
+    last = walker.last_dense
+    head = Head(last[1], last[2].bound) if last is not None and last[0] is output else None
+    return Survey(bound, tuple(walker.steps), tuple(walker.unbounded), head)
+
+
+def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
+    """A certified upper bound of the Lipschitz constant of any model in the Euclidean norm, for inputs of one shape.
+
+    The model is run once and every operation met is bounded (see `walk`): series multiply, sums add, concatenation is
+    √Σ² (less where disjoint pieces are joined again), linear layers are measured, ours too, and functions have known
+    constants. Eval mode is what is usually meant. A few Jacobians are compared with the result.
+
+    Args:
+        model: any module from one tensor to one tensor. It is left unchanged.
+        input_shape: of one sample, without the batch.
+
+    Raises:
+        UnboundedError: with every operation that has no bound, its place and what to use instead.
+        TraceError: if what the model computes depends on values.
+
+    >>> from orthogonium import lipschitz_bound
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    >>> _ = nn.init.eye_(model[2].weight)
+    >>> round(lipschitz_bound(model, (1, 4, 4)).value, 6)
+    0.5
+    """
+    found = survey(model, input_shape)
+    if found.unbounded:
+        raise UnboundedError(found.unbounded)
+    slack = sum(step.slack for step in found.steps) + 1e-13 * len(found.steps)
+    model = unwrapped(model)
+    with unchanged(model):
+        steepest = steepness(model, tuple(input_shape), *kind_of_input(model))
+    if steepest > found.value * (1 + 1e-3):
+        raise RefutedError(
+            f"A Jacobian of norm {steepest:.6g} was found, but the bound is {found.value:.6g}: some operation is not what "
+            "it seems to be. Custom C++ or autograd functions whose derivative is not that of their forward do this."
+        )
+    return LipschitzBound(found.value, found.steps, slack, steepest, found.head)

@@ -1,0 +1,38 @@
+"""Why a model has no bound: an operation without a Lipschitz constant, or control flow that depends on values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orthogonium.errors import OrthogoniumError
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """An operation without a Lipschitz constant: its place in the model, what it is, and what to use instead."""
+
+    place: str
+    operation: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.operation}: {self.reason} {self.remedy}"
+
+
+class UnboundedError(OrthogoniumError):
+    """No Lipschitz constant of the model is known. `nodes` lists every operation that is the cause."""
+
+    def __init__(self, nodes: Sequence[Unbounded]) -> None:
+        self.nodes = tuple(nodes)
+        listing = "\n".join(f"  - {node}" for node in self.nodes)
+        super().__init__(f"No Lipschitz constant of the model is known, because of\n{listing}")
+
+
+class TraceError(OrthogoniumError):
+    """The model decides by the values of its input what to compute, so that it is not one function to bound."""
+
+
+class RefutedError(OrthogoniumError):
+    """A Jacobian larger than the bound was found: some part of the model is not what it says it is."""
