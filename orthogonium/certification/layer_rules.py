@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from orthogonium.certification.values import Value, concatenated
 from orthogonium.certification.walk import Step, Tracked, Walker, type_name, unchanged
@@ -116,7 +117,8 @@ def guarantee_of(module: nn.Module) -> Guarantee | None:
 
 def _guaranteed(module: nn.Module) -> bool:
     """Whether the module as such states a guarantee (and does not wrap others, which are walked through)."""
-    if guarantee_of(module) is None or not type(module).__module__.startswith(("orthogonium.", "torch.nn.utils")):
+    author = parametrize.type_before_parametrizations(module).__module__
+    if guarantee_of(module) is None or summarized(module) or not author.startswith("orthogonium."):
         return False
     return isinstance(module, Constrained) or not any(name != "parametrizations" for name, _ in module.named_children())
 

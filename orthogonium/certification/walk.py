@@ -108,7 +108,7 @@ class Walker:
     steps: list[Step] = field(default_factory=list)
     unbounded: list[Unbounded] = field(default_factory=list)
     tracked: list[Tracked] = field(default_factory=list)
-    bases: dict[tuple[int, int], Base] = field(default_factory=dict)
+    bases: dict[tuple[int, int, int], Base] = field(default_factory=dict)
     last_dense: tuple[Tracked, nn.Linear, Value] | None = None  # output, layer, value of its input
 
     @property
@@ -180,7 +180,7 @@ class Walker:
         for other in self.tracked:
             if other is not target and other.untyped_storage().data_ptr() == memory:
                 other.value = other.value.scaled(float("inf"))
-        target.value = value
+        target.value = Value(value.base, value.rows)  # a new one: pieces cut before are not pieces of what is there now
 
     def _assign(self, call: Call) -> None:
         """`x[…] = y`: the tensor written to and all its views lose their bound."""
