@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 
 from orthogonium.certification.failures import RefutedError, TraceError, Unbounded, UnboundedError
 from orthogonium.certification.function_rules import function_rule
-from orthogonium.certification.layer_rules import layer_rule, steepness, summarized
+from orthogonium.certification.layer_rules import layer_rule, summarized
+from orthogonium.certification.slopes import steepest_secant
 from orthogonium.certification.walk import BATCH, Step, Tracked, Walker, unchanged, walk
 from orthogonium.errors import ParameterError
 
@@ -27,13 +27,13 @@ class Head:
 
 @dataclass(frozen=True)
 class LipschitzBound:
-    """A number that no Jacobian of the model exceeds, and the steps it is made of.
+    """A number by which no two inputs are moved further apart, and the steps it is made of.
 
     Attributes:
         value: the bound, rounding of its own computation included.
         steps: the operations that were met, in order.
         slack: the part of `value` that is rounding, relative to it.
-        steepest: the largest Jacobian found at a few random points, so `steepest ≤ constant ≤ value`.
+        steepest: the largest factor by which inputs were seen to move apart, so `steepest ≤ constant ≤ value`.
         head: the dense layer the model ends in, if it does, and the bound of everything before it.
     """
 
@@ -103,9 +103,7 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
                 f"The model returns {tuple(output.shape)} for a batch of {BATCH}: keep the batch in front."
             )
     bound = output.value.bound
-    if math.isinf(bound) and not walker.unbounded:
-        place = Unbounded("(model)", "in-place", "A view was changed in place.", "Avoid in-place operations.")
-        walker.unbounded.append(place)
+    walker.reveal(output.value)
     last = walker.last_dense
     head = Head(last[1], last[2].bound) if last is not None and last[0] is output else None
     return Survey(bound, tuple(walker.steps), tuple(walker.unbounded), head)
@@ -116,7 +114,7 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
 
     The model is run once and every operation met is bounded (see `walk`): series multiply, sums add, concatenation is
     √Σ² (less where disjoint pieces are joined again), linear layers are measured, ours too, and functions have known
-    constants. Eval mode is what is usually meant. A few Jacobians are compared with the result.
+    constants. Eval mode is what is usually meant. Secants at a few random points are compared with the result.
 
     Args:
         model: any module from one tensor to one tensor. It is left unchanged.
@@ -139,10 +137,11 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
     slack = sum(step.slack for step in found.steps) + 1e-13 * len(found.steps)
     model = unwrapped(model)
     with unchanged(model):
-        steepest = steepness(model, tuple(input_shape), *kind_of_input(model))
-    if steepest > found.value * (1 + 1e-3):
+        steepest = steepest_secant(model, tuple(input_shape), *kind_of_input(model))
+    dtype, _ = kind_of_input(model)
+    if steepest > found.value * (1 + max(1e-3, 64 * torch.finfo(dtype).eps)) + 1e-6:
         raise RefutedError(
-            f"A Jacobian of norm {steepest:.6g} was found, but the bound is {found.value:.6g}: some operation is not what "
-            "it seems to be. Custom C++ or autograd functions whose derivative is not that of their forward do this."
+            f"Two inputs are moved apart by a factor of {steepest:.6g}, but the bound is {found.value:.6g}: "
+            "some operation is not what it seems to be. Custom functions in C++ that torch cannot follow do this."
         )
     return LipschitzBound(found.value, found.steps, slack, steepest, found.head)

@@ -35,4 +35,4 @@ class TraceError(OrthogoniumError):
 
 
 class RefutedError(OrthogoniumError):
-    """A Jacobian larger than the bound was found: some part of the model is not what it says it is."""
+    """Two inputs are moved further apart than the bound allows: some part of the model is not what it seems."""

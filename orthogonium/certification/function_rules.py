@@ -54,6 +54,10 @@ ADVICE: dict[str, tuple[str, str]] = {
     "reciprocal": ("It is not Lipschitz near 0.", "Divide by constants only."),
     "hardshrink": ("It jumps.", "Use Softshrink."),
     "einsum": ("Contractions are not followed.", "Use matmul or F.linear with a constant matrix."),
+    **dict.fromkeys(
+        "gt ge lt le eq ne argmax argmin argsort round floor ceil trunc sign heaviside bucketize".split(),
+        ("It jumps: no Lipschitz constant.", "Use clamp, maximum or an activation."),
+    ),
     "bmm": ("The product of two values is not Lipschitz.", "Use OrthoLinear."),
 }  # fmt: skip
 

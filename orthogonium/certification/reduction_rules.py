@@ -24,13 +24,18 @@ def _reduced(call: Call) -> tuple[Tracked, int]:
     return x, math.prod(x.shape[a] for a in axes(dim, x.dim()))
 
 
+def indices(call: Call, x: Tracked) -> Value:
+    """Where an extreme value was found: integers."""
+    return call.walker.latent(x.value, call.name, "Indices jump from integer to integer.", "Use the values only.")
+
+
 def reduced(factor: Callable[[int], float]) -> Rule:
     """A reduction over named axes with a constant that depends on the number of entries."""
 
     def rule(call: Call) -> Value | Sequence[Value]:
         x, count = _reduced(call)
         value = x.value.scaled(factor(count))
-        return value if isinstance(call.output, Tensor) else [value, value.scaled(math.inf)]  # indices jump
+        return value if isinstance(call.output, Tensor) else [value, indices(call, x)]
 
     return rule
 
@@ -57,7 +62,7 @@ def ordered(call: Call) -> Sequence[Value]:
     x = one_operand(call)
     if call.argument(2 if call.name == "topk" else 1, "dim", -1) % x.dim() == 0:
         raise NoBound("It sorts the batch.", "Sort along another axis.")
-    return [x.value, x.value.scaled(math.inf)]
+    return [x.value, indices(call, x)]
 
 
 RULES: dict[str, Rule] = {

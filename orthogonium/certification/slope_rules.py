@@ -98,7 +98,7 @@ RULES: dict[str, Rule] = {
     "celu": ONE,
     "softplus": scaled(_softplus),
     "sigmoid": scaled(0.25),
-    "hardsigmoid": scaled(1 / 6 * (1 + 1e-15)),
+    "hardsigmoid": scaled(0.16666668),  # torch multiplies by 1/6 in float32
     "gelu": scaled(lambda c: 1.128994 if c.argument(1, "approximate", "none") == "tanh" else _PHI * (1 + 1e-15)),
     "silu": scaled(1.0998396),
     "mish": scaled(1.0884983),

@@ -109,6 +109,7 @@ class Walker:
     unbounded: list[Unbounded] = field(default_factory=list)
     tracked: list[Tracked] = field(default_factory=list)
     bases: dict[tuple[int, int, int], Base] = field(default_factory=dict)
+    hidden: dict[int, tuple[Value, Unbounded]] = field(default_factory=dict)
     last_dense: tuple[Tracked, nn.Linear, Value] | None = None  # output, layer, value of its input
 
     @property
@@ -131,6 +132,22 @@ class Walker:
             self.steps.append(Step(self.place, operation, float("inf"), "unbounded", float("inf"), warnings=(warning,)))
         return x.scaled(float("inf"))
 
+    def latent(self, x: Value, operation: str, reason: str, remedy: str) -> Value:
+        """A value without a bound that may never be used; `reveal` notes it when it is."""
+        value = x.scaled(float("inf"))
+        value = Value(value.base, value.rows)
+        self.hidden[id(value)] = value, Unbounded(self.place, operation, reason, remedy)
+        return value
+
+    def reveal(self, value: Value) -> None:
+        """Note why a value has no bound, if that has not been noted."""
+        _, node = self.hidden.get(id(value), (None, None))
+        if node is not None and node not in self.unbounded:
+            self.unbounded.append(node)
+            note = (f"{node.reason} {node.remedy}",)
+            infinity = float("inf")
+            self.steps.append(Step(node.place, node.operation, infinity, "unbounded", infinity, warnings=note))
+
     # ── functions ──
 
     def function(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -151,6 +168,8 @@ class Walker:
         call.output = func(*plain(args), **plain(kwargs))
         if not _tensors(call.output):
             return call.output
+        for operand in call.operands:
+            self.reveal(operand.value)
         values = self.function_rule(call)
         if values is None:
             return call.output
@@ -179,7 +198,7 @@ class Walker:
         memory = target.untyped_storage().data_ptr()
         for other in self.tracked:
             if other is not target and other.untyped_storage().data_ptr() == memory:
-                other.value = other.value.scaled(float("inf"))
+                other.value = self.latent(other.value, "view", "Its memory was changed in place.", "Use a copy.")
         target.value = Value(value.base, value.rows)  # a new one: pieces cut before are not pieces of what is there now
 
     def _assign(self, call: Call) -> None:
@@ -212,6 +231,7 @@ class Walker:
         with self.inside(module):
             if len(args) == 1 and not kwargs and isinstance(args[0], Tracked):
                 with torch._C.DisableTorchFunctionSubclass():
+                    self.reveal(args[0].value)
                     if has_hooks(module):
                         return self._hooked(original, module, args[0])
                     value = self.layer_rule(module, args[0], self)

@@ -1,0 +1,191 @@
+"""Certificates: exact for linear models, safe for all, and no attack beats them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from orthogonium import certify, lipschitz_bound
+from orthogonium import layers as ol
+from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.losses import LossXent
+from orthogonium.testing import assert_certificate, find_counterexample
+
+
+def test_exact_for_a_linear_model():
+    model = nn.Linear(5, 3).double().eval()
+    x = torch.randn(20, 5, dtype=torch.float64)
+    labels = torch.randint(3, (20,))
+    found = certify(model, [(x[:12], labels[:12]), (x[12:], labels[12:])], forward_error=0.0)
+    logits, w = model(x).detach(), model.weight.detach()
+    for i in range(20):
+        pairs = [
+            (logits[i, labels[i]] - logits[i, j]) / (w[labels[i]] - w[j]).norm() for j in range(3) if j != labels[i]
+        ]
+        assert found.pair_radii[i].item() == pytest.approx(min(pairs).item(), rel=1e-9)
+        coarse = min(logits[i, labels[i]] - logits[i, j] for j in range(3) if j != labels[i])
+        norm = torch.linalg.matrix_norm(w, ord=2)
+        assert found.coarse_radii[i].item() == pytest.approx((coarse / (math.sqrt(2) * norm)).item(), rel=1e-9)
+    assert torch.equal(found.predictions, logits.argmax(1)) and torch.equal(found.labels, labels)
+    assert torch.equal(found.correct, found.predictions == labels)
+    assert ((found.radii > 0) <= found.correct).all()
+    assert (found.radii[found.correct] >= found.coarse_radii[found.correct]).all()
+
+
+class Normalized(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.register_buffer("std", torch.tensor([0.5, 0.25]))
+
+    def forward(self, x):
+        return self.body((x - 0.5) / self.std)
+
+
+def test_head_is_found_wherever_nested_and_input_scaling_counts():
+    head = nn.Sequential(nn.Sequential(ol.OrthoLinear(2, 2)))
+    plain = nn.Sequential(ol.OrthoLinear(2, 2), head).eval()
+    model = Normalized(plain).eval()
+    x = torch.rand(6, 2)
+    found = certify(model, [(x, model(x).argmax(1))])
+    assert found.bound.head.layer is head[0][0]
+    assert math.isclose(found.bound.head.features_bound, 4, rel_tol=1e-5)
+    inner = certify(plain, [((x - 0.5) / model.std, model(x).argmax(1))])
+    assert torch.allclose(4 * found.radii, inner.radii, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("tail", [nn.ReLU(), nn.Softmax(dim=1)])
+def test_what_follows_a_dense_layer_makes_it_no_head(tail):
+    model = nn.Sequential(ol.OrthoLinear(4, 3), tail).eval()
+    x = torch.randn(5, 4)
+    found = certify(model, [(x, model(x).argmax(1))])
+    assert found.bound.head is None and found.pair_radii is None
+    assert torch.equal(found.radii, found.coarse_radii)
+
+
+def test_rounding_is_deducted():
+    model = nn.Sequential(ol.OrthoLinear(8, 8), ol.MaxMin(), ol.OrthoLinear(8, 3)).eval()
+    x = torch.randn(30, 8)
+    labels = model(x).argmax(1)
+    found, ideal = certify(model, [(x, labels)]), certify(model, [(x, labels)], forward_error=0.0)
+    assert 0 < found.forward_error < 1e-4
+    assert (found.radii < ideal.radii).all()
+    assert "Deducted" in str(found)
+    assert found.certified_accuracy_at(0.0) == found.certified_accuracy_at(-0.0) <= found.accuracy
+
+
+def test_bad_input():
+    model = nn.Linear(3, 2)
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    with pytest.raises(ParameterError, match="eval"):
+        certify(model, data)
+    model.eval()
+    with pytest.raises(ParameterError, match="no batch"):
+        certify(model, [])
+    with pytest.raises(ParameterError, match="eps"):
+        certify(model, data, eps=[-1.0])
+    with pytest.raises(ShapeError, match="pair"):
+        certify(model, [(torch.randn(4, 3),)])
+    labels = torch.tensor([0, 1])
+    with pytest.raises(ShapeError, match="one shape"):
+        certify(nn.Sequential(nn.Identity()).eval(), [(torch.randn(2, 3), labels), (torch.randn(2, 4), labels)])
+
+
+def digits(samples):
+    datasets = pytest.importorskip("sklearn.datasets")
+    data = datasets.load_digits()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    x = torch.tensor(data.images, dtype=torch.float32)[order, None] / 16
+    y = torch.tensor(data.target)[order]
+    return (x[samples:], y[samples:]), (x[:samples], y[:samples])
+
+
+def digits_network(train, epochs):
+    model = nn.Sequential(
+        ol.AdaptiveOrthoConv2d(1, 8, 3, stride=2),
+        ol.MaxMin(),
+        ol.AdaptiveOrthoConv2d(8, 16, 3, stride=2),
+        ol.BatchCentering(16),
+        ol.MaxMin(),
+        nn.Flatten(),
+        ol.OrthoLinear(64, 10),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loss = LossXent(n_classes=10)
+    x, y = train
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        for index in torch.randperm(len(x), generator=generator).split(128):
+            optimizer.zero_grad()
+            loss(model(x[index]), y[index]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def test_no_attack_beats_the_certificates_of_a_trained_network():
+    train, (x, y) = digits(200)
+    model = digits_network(train, epochs=4)
+    found = certify(model, [(x, y)], eps=[0.1])
+    assert found.accuracy > 0.8 and found.certified_accuracy[0] > 0.3
+    assert lipschitz_bound(model, (1, 8, 8)).value < 1 + 1e-4
+    assert_certificate(model, x, found.radii, y, steps=30, restarts=2)
+    fooled, _ = find_counterexample(model, x, torch.full((len(x),), 3.0), y, steps=20, restarts=1)
+    assert fooled.float().mean() > 0.5  # the attack works where nothing is certified
+
+
+@pytest.mark.slow
+def test_no_attack_of_independent_libraries_beats_the_certificates():
+    foolbox = pytest.importorskip("foolbox")
+    train, test = digits(900)
+    model = digits_network(train, epochs=30)
+    found = certify(model, [test])
+    certified = found.radii > 0
+    x, y, radii = test[0][certified], test[1][certified], 0.999 * found.radii[certified]
+    wrapped = foolbox.PyTorchModel(model, bounds=(-1e3, 1e3))
+    attacks = [
+        foolbox.attacks.L2ProjectedGradientDescentAttack(rel_stepsize=0.1, steps=100),
+        foolbox.attacks.L2AdamPGD(steps=50),
+        foolbox.attacks.L2FastGradientAttack(),
+        foolbox.attacks.L2RepeatedAdditiveGaussianNoiseAttack(repeats=50),
+    ]
+    attacked = 0
+    for attack in attacks:
+        for repeat in range(12):
+            torch.manual_seed(repeat)
+            order = radii.argsort()
+            for index in order.split(50):  # a group shares one radius, the smallest of its own
+                eps = radii[index].min().item()
+                _, moved, fooled = attack(wrapped, x[index], y[index], epsilons=eps)
+                assert ((moved - x[index]).flatten(1).norm(dim=1) <= eps * (1 + 1e-5)).all()
+                assert not fooled.any()
+                attacked += len(index)
+    for attack in (foolbox.attacks.DDNAttack(steps=200), foolbox.attacks.L2CarliniWagnerAttack(steps=300)):
+        _, moved, _ = attack(wrapped, x, y, epsilons=None)
+        with torch.no_grad():
+            changed = model(moved).argmax(1) != y
+        distance = (moved - x).double().flatten(1).norm(dim=1)
+        assert changed.any()
+        assert (distance[changed] > radii[changed]).all()  # the nearest adversarial points lie outside
+        attacked += len(x)
+    for seed in range(10):
+        fooled, _ = find_counterexample(model, x, radii, y, steps=60, restarts=1, seed=seed)
+        assert not fooled.any()
+        attacked += len(x)
+    assert attacked >= 50_000
+
+
+@pytest.mark.slow
+def test_autoattack_does_not_beat_the_certificates():
+    autoattack = pytest.importorskip("autoattack")
+    train, test = digits(300)
+    model = digits_network(train, epochs=30)
+    found = certify(model, [test])
+    certified = found.radii > 0
+    x, y, radii = test[0][certified], test[1][certified], 0.999 * found.radii[certified]
+    for index in radii.argsort().split(30):
+        eps = radii[index].min().item()
+        adversary = autoattack.AutoAttack(model, norm="L2", eps=eps, version="standard", device="cpu", verbose=False)
+        moved = adversary.run_standard_evaluation(x[index], y[index], bs=len(index))
+        with torch.no_grad():
+            assert torch.equal(model(moved).argmax(1), y[index])
