@@ -36,7 +36,6 @@ def _box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (points, ax
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
-@torch.compiler.assume_constant_result
 def _waves(
     grid: tuple[int, ...],
     sizes: tuple[int, ...],
@@ -61,6 +60,10 @@ def _waves(
     scale = torch.full_like(angles[0], weights[1])
     scale[0] = weights[0]
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+
+# What `torch.compiler.assume_constant_result` sets; calling it here would import the compiler, which takes a second.
+_waves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _combine(table: Tensor, values: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -49,6 +50,18 @@ class Constrained(nn.Module):
     def guarantee(self) -> Guarantee:
         """The property this layer keeps whatever its parameters are."""
         raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw new raw parameters, zero the bias: what `to_empty` and initializers of models call."""
+        with torch.no_grad():
+            if isinstance(getattr(self, "bias", None), torch.Tensor):
+                self.bias.zero_()  # type: ignore[union-attr, operator]
+            if parametrize.is_parametrized(self, "weight"):
+                raw = self.parametrizations.weight  # type: ignore[union-attr]
+                parameters = list(raw.parameters(recurse=False))
+                fresh = raw[0].initial(parameters[0].device, parameters[0].dtype)  # type: ignore[operator, index]
+                for parameter, value in zip(parameters, fresh if isinstance(fresh, tuple) else (fresh,), strict=True):
+                    parameter.copy_(value)
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return _restore, (parametrize.type_before_parametrizations(self), self.__dict__.copy())

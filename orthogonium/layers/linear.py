@@ -8,9 +8,9 @@ from torch import nn
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.constrained import Constrained, Guarantee
-from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, random_orthogonal
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aol import AlmostOrthogonalKernel
-from orthogonium.methods.constraint import constrain
+from orthogonium.methods.constraint import Constraint, constrain
 from orthogonium.methods.dense import OrthogonalMatrix, UnitBall, UnitRows
 
 
@@ -29,12 +29,9 @@ class _ConstrainedLinear(Constrained, nn.Linear):
             )
         super().__init__(in_features, out_features, bias, device, dtype)
 
-    def reset_parameters(self) -> None:
-        """Random orthogonal weight, zero bias."""
-        with torch.no_grad():
-            self.weight.copy_(random_orthogonal(tuple(self.weight.shape), self.weight.device, self.weight.dtype))
-            if self.bias is not None:
-                self.bias.zero_()
+    def constrain_weight(self, constraint: Constraint) -> None:
+        """Parametrize `weight`, from a random start."""
+        constrain(self, constraint, constraint.initial(self.weight.device, self.weight.dtype))
 
     def singular_values(self) -> tuple[float, float, float]:
         """`(σ_min, σ_max, stable rank)` of the weight by SVD in float64; the stable rank is `‖W‖_F² / ‖W‖₂²`."""
@@ -76,12 +73,12 @@ class OrthoLinear(_ConstrainedLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params), self.weight)
+        self.constrain_weight(OrthogonalMatrix((out_features, in_features), ortho_params))
 
     @property
     def guarantee(self) -> Guarantee:
         """All singular values are 1."""
-        return Guarantee("orthogonal")
+        return Guarantee("orthogonal", "for raw parameters of full rank")
 
 
 class UnitNormLinear(_ConstrainedLinear):
@@ -102,7 +99,7 @@ class UnitNormLinear(_ConstrainedLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        constrain(self, UnitRows(), self.weight)
+        self.constrain_weight(UnitRows((out_features, in_features)))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -132,7 +129,7 @@ class SpectralLinear(_ConstrainedLinear):
         if niter < 0:
             raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
         super().__init__(in_features, out_features, bias, device, dtype)
-        constrain(self, UnitBall(niter), self.weight)
+        self.constrain_weight(UnitBall((out_features, in_features), niter))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -165,7 +162,7 @@ class AOLLinear(_ConstrainedLinear):
         super().__init__(in_features, out_features, bias, device, dtype)
         # A matrix is a kernel without axes.
         kernel = AlmostOrthogonalKernel(ConvGeometry.of(0, in_features, out_features, ()), niter)
-        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
+        self.constrain_weight(kernel)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -29,6 +29,7 @@ from orthogonium.linalg.params import (
     POLAR_ORTHO_PARAMS,
     QR_ORTHO_PARAMS,
     OrthoParams,
+    check_ortho_params,
 )
 from orthogonium.linalg.random import random_orthogonal
 from orthogonium.linalg.rotations import (
@@ -69,6 +70,7 @@ __all__ = [
     "OrthoParams",
     "bjorck",
     "cayley",
+    "check_ortho_params",
     "cholesky",
     "cubic_step",
     "exponential",

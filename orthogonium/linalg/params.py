@@ -11,6 +11,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from orthogonium.errors import ParameterError
 from orthogonium.linalg.newton_schulz import BatchedBjorckOrthogonalization, BatchedPolarOrthogonalization
 from orthogonium.linalg.norms import BatchedIdentity, BatchedPowerIteration
 from orthogonium.linalg.rotations import BatchedCayleyOrthogonalization, BatchedExponentialOrthogonalization
@@ -30,10 +31,26 @@ class OrthoParams:
     spectral_normalizer: Factory = BatchedIdentity
     orthogonalizer: Factory = partial(BatchedCholeskyOrthogonalization, stable=True)
 
+    def __post_init__(self) -> None:
+        if not (callable(self.spectral_normalizer) and callable(self.orthogonalizer)):
+            raise ParameterError(
+                f"OrthoParams takes two factories, called with weight_shape=…, got {self.spectral_normalizer!r} and "
+                f"{self.orthogonalizer!r}. See the presets of orthogonium.reparametrizers."
+            )
+
     def build(self, weight_shape: tuple[int, ...]) -> Orthogonalization:
         """The two modules for matrices of one shape, in series."""
         return Orthogonalization(
             self.spectral_normalizer(weight_shape=weight_shape), self.orthogonalizer(weight_shape=weight_shape)
+        )
+
+
+def check_ortho_params(ortho_params: object) -> None:
+    """Reject what is not an `OrthoParams`."""
+    if not isinstance(ortho_params, OrthoParams):
+        raise ParameterError(
+            f"ortho_params must be an OrthoParams, got {ortho_params!r}. See the presets of orthogonium.reparametrizers, "
+            "e.g. QR_ORTHO_PARAMS."
         )
 
 

@@ -71,7 +71,8 @@ class SoftHKRMulticlassLoss(nn.Module):
     @torch.no_grad()
     def _update(self, logits: Tensor) -> None:
         moved = self.alpha_mean * self.mean + (1 - self.alpha_mean) * logits.abs().mean()
-        self.mean.copy_(moved.clamp(*self._MEAN_RANGE))
+        # An empty batch, or one with infinities, leaves the mean as it is.
+        self.mean.copy_(torch.where(moved.isfinite(), moved.clamp(*self._MEAN_RANGE), self.mean))
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""

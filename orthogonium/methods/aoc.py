@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
-from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, random_orthogonal, span_basis
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, check_ortho_params, random_orthogonal, span_basis
 from orthogonium.methods.bcop import compose, count_bases
 from orthogonium.methods.constraint import Constraint
 
@@ -30,6 +30,7 @@ class OrthogonalKernel(Constraint):
         super().__init__()
         self.geometry = geometry
         self.plan = plan = select_method(geometry)
+        check_ortho_params(ortho_params)
         g, ci, co = geometry.groups, geometry.group_in, geometry.group_out
         self.rows = plan.orthonormal == "rows"
         self.has_rko = plan.method != "bcop"

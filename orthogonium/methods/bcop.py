@@ -144,7 +144,7 @@ def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
 class _Compose(torch.autograd.Function):
     """(bases, start) → kernel. The bases have orthonormal columns; the start is a kernel, or None for the rotation.
 
-    Bases are used up in this order: two for the rotation (if any), then those of the axes, last axis first.
+    The bases are those of the rotation (if any), then those of each axis; factors multiply in this order.
     """
 
     generate_vmap_rule = True
@@ -159,7 +159,7 @@ class _Compose(torch.autograd.Function):
         remaining = list(bases.unbind(1))
         saved: list[Tensor] = []
         if start is None:
-            first, second, *remaining = remaining
+            second, first, *remaining = remaining
             identity = torch.eye(first.shape[1], columns, dtype=bases.dtype, device=bases.device)
             x = _reflect(first, identity.expand(len(bases), -1, -1), first.mT[..., :columns])
             coordinates = second.mT @ x
@@ -170,11 +170,11 @@ class _Compose(torch.autograd.Function):
             x = start.view_as(start)
         for axis in reversed(range(len(counts))):
             n, dim = counts[axis], axis + 2
-            factors, remaining = remaining[:n], remaining[n:]
+            remaining, factors = remaining[: len(remaining) - n], remaining[len(remaining) - n :]
             if n == 0:
                 continue
             if _one_by_one(x.shape[2:-1]):
-                for m in factors:
+                for m in reversed(factors):
                     y, coordinates = _step(m, x, dim)
                     saved += [x, coordinates]
                     x = y
@@ -197,15 +197,16 @@ class _Compose(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         bases, *saved = ctx.saved_tensors
         remaining = list(bases.unbind(1))
-        grads: list[Tensor] = []  # of the bases, from the last
+        rotation, remaining = (remaining[:2], remaining[2:]) if ctx.rotate else ([], remaining)
+        grads: list[Tensor] = []  # of the bases
         grad = grad.contiguous()
         for axis, n in enumerate(ctx.counts):
             taps = (*ctx.taps[: axis + 1], *(ctx.taps[i] + ctx.counts[i] for i in range(axis + 1, len(ctx.counts))))
-            remaining, factors = remaining[: len(remaining) - n], remaining[len(remaining) - n :]
+            factors, remaining = remaining[:n], remaining[n:]
             if n == 0:
                 continue
             if _one_by_one(taps):
-                for m in reversed(factors):
+                for m in factors:
                     coordinates, x = saved.pop(), saved.pop()
                     grad_m, grad = _step_adjoint(m, x, coordinates, axis + 2, grad)
                     grads.append(grad_m)
@@ -213,17 +214,17 @@ class _Compose(torch.autograd.Function):
                 kept = saved[-_kept(n) :]
                 del saved[-_kept(n) :]
                 grad_taps, grad = _apply_adjoint(kept[-1], saved.pop(), axis + 2, grad)
-                grads += reversed(_multiply_adjoint(factors, kept, grad_taps))
+                grads += _multiply_adjoint(factors, kept, grad_taps)
         if not ctx.rotate:
-            return torch.stack(grads[::-1], 1), grad, None, None
-        first, second = remaining
+            return torch.stack(grads, 1), grad, None, None
+        second, first = rotation
         coordinates, x = saved.pop(), saved.pop()
         grad_second, grad = _reflect_adjoint(second, x, coordinates, grad.flatten(2))
         # The first reflection acts on columns of the identity.
         inner = first.mT @ grad
         rows = F.pad(inner.mT, (0, 0, 0, first.shape[1] - ctx.columns))
-        grads += [grad_second, -2 * torch.baddbmm(rows, grad, first[:, : ctx.columns])]
-        return torch.stack(grads[::-1], 1), None, None, None
+        grad_first = -2 * torch.baddbmm(rows, grad, first[:, : ctx.columns])
+        return torch.stack((grad_second, grad_first, *grads), 1), None, None, None
 
 
 def _one_by_one(taps: tuple[int, ...]) -> bool:

@@ -13,6 +13,7 @@ Constraints are numerical algorithms: they run in float32 or better, whatever th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,10 @@ class Constraint(nn.Module):
         self._built: _Built | None = None
         self._initial: Tensor | tuple[Tensor, ...] | None = None
 
+    def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
+        """Random raw parameters to start from."""
+        raise NotImplementedError
+
     def build(self, *raw: Tensor) -> Tensor:
         """The constrained weight of the raw parameters."""
         raise NotImplementedError
@@ -80,7 +85,11 @@ class Constraint(nn.Module):
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
-        return full_precision(self.build)(*raw)
+        weight = full_precision(self.build)(*raw)
+        # Axes of size 1 may carry any stride and still count as contiguous; convolutions of torch 2.13 write out of
+        # bounds then.
+        standard = [math.prod(weight.shape[i + 1 :]) for i in range(weight.dim())]
+        return weight if list(weight.stride()) == standard else weight.clone(memory_format=torch.contiguous_format)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""

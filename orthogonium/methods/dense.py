@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from orthogonium.linalg import OrthoParams, spectral_normalize, unit_norm
+from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal, spectral_normalize, unit_norm
 from orthogonium.methods.constraint import Constraint
 
 
-class OrthogonalMatrix(Constraint):
+class _DenseConstraint(Constraint):
+    def __init__(self, weight_shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.weight_shape = weight_shape
+
+    def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
+        """A random orthogonal matrix."""
+        return random_orthogonal(self.weight_shape, device, dtype)
+
+
+class OrthogonalMatrix(_DenseConstraint):
     """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
 
     def __init__(self, weight_shape: tuple[int, int], ortho_params: OrthoParams) -> None:
-        super().__init__()
+        super().__init__(weight_shape)
+        check_ortho_params(ortho_params)
         self.orthogonalize = ortho_params.build(weight_shape)
 
     def build(self, *raw: Tensor) -> Tensor:
@@ -24,7 +36,7 @@ class OrthogonalMatrix(Constraint):
         return weight.clone()
 
 
-class UnitRows(Constraint):
+class UnitRows(_DenseConstraint):
     """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""
 
     def build(self, *raw: Tensor) -> Tensor:
@@ -36,11 +48,11 @@ class UnitRows(Constraint):
         return weight.clone()
 
 
-class UnitBall(Constraint):
+class UnitBall(_DenseConstraint):
     """The spectral norm is at most 1, certified (Gram bound)."""
 
-    def __init__(self, niter: int) -> None:
-        super().__init__()
+    def __init__(self, weight_shape: tuple[int, int], niter: int) -> None:
+        super().__init__(weight_shape)
         self.niter = niter
 
     def build(self, *raw: Tensor) -> Tensor:

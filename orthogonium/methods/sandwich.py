@@ -68,7 +68,8 @@ class SandwichKernels(PackedConstraint):
         root = math.sqrt(2)
         if not self.scaled:
             return self.packing.pack(root * b, adjoint(root * a, g.groups))
-        psi = raw[-1].exp().view(-1, *[1] * (g.dims + 1))
+        # Bounded to e^±5: beyond, rounding would dominate, and one large step would end in infinities.
+        psi = (5 * torch.tanh(raw[-1] / 5)).exp().view(-1, *[1] * (g.dims + 1))
         return self.packing.pack(root / psi * b, adjoint(root * psi * a, g.groups))
 
     def _spread(self, b: Tensor) -> Tensor:  # (q, p/g·∏f, *coarse) → (q, p/g, *(coarse·f))

@@ -151,4 +151,4 @@ def test_it_is_a_linear_layer():
     layer = OrthoLinear(3, 5, False)
     assert isinstance(layer, nn.Linear) and layer.bias is None
     assert layer.extra_repr() == nn.Linear(3, 5, False).extra_repr()
-    assert str(layer.guarantee) == "all singular values 1, always"
+    assert str(layer.guarantee) == "all singular values 1, for raw parameters of full rank"

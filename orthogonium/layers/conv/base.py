@@ -28,10 +28,9 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     geometry: ConvGeometry  # of the convolution, or of the one that a transposed layer is the adjoint of
     border: Border
 
-    def reset_parameters(self) -> None:
-        """Zero bias; the weight is drawn by the constraint."""
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def spectral_geometry(self) -> dict[str, bool]:
+        """What `orthogonium.spectral` cannot read off the attributes: circular images are extended to tile evenly."""
+        return {"extend": self.border.mode == "circular"}
 
     @property
     def exact(self) -> bool:

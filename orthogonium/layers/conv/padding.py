@@ -121,7 +121,7 @@ def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:
     """Reject what is not an image (or a batch of images) with these channels."""
-    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels or 0 in x.shape[-dims:]:
         sizes = ", ".join(["height", "width", "depth"][:dims] if dims > 1 else ["length"])
         raise ShapeError(
             f"{name} takes images of shape (batch, {channels}, {sizes}) or ({channels}, {sizes}), got {tuple(x.shape)}."
