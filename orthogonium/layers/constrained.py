@@ -53,14 +53,15 @@ class Constrained(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new raw parameters, zero the bias: what `to_empty` and initializers of models call."""
+        bias: Any = getattr(self, "bias", None)
         with torch.no_grad():
-            if isinstance(getattr(self, "bias", None), torch.Tensor):
-                self.bias.zero_()  # type: ignore[union-attr, operator]
+            if isinstance(bias, torch.Tensor):
+                bias.zero_()
             if parametrize.is_parametrized(self, "weight"):
-                raw = self.parametrizations.weight  # type: ignore[union-attr]
-                parameters = list(raw.parameters(recurse=False))
-                fresh = raw[0].initial(parameters[0].device, parameters[0].dtype)  # type: ignore[operator, index]
-                for parameter, value in zip(parameters, fresh if isinstance(fresh, tuple) else (fresh,), strict=True):
+                chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
+                raw = list(chain.parameters(recurse=False))
+                fresh = chain[0].initial(raw[0].device, raw[0].dtype)
+                for parameter, value in zip(raw, fresh if isinstance(fresh, tuple) else (fresh,), strict=True):
                     parameter.copy_(value)
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:

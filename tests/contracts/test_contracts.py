@@ -284,6 +284,26 @@ def test_meta_and_fake_construction(name):
 
 
 @layers
+def test_reset_after_empty(name):
+    """meta → to_empty → reset_parameters, as sharded training initializes."""
+    layer, _ = make(name, device="meta")
+    layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    x = LAYERS[name].input(layer)
+    out = layer(x)
+    assert torch.isfinite(out).all()
+    before = layer.weight.detach().clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.weight, before)
+
+
+@layers
+def test_the_weight_has_standard_strides(name):
+    layer, _ = make(name)
+    assert layer.weight.stride() == torch.empty(layer.weight.shape).stride()
+
+
+@layers
 def test_per_sample_gradients(name):
     """vmap(grad) through the constraint, as private training needs it."""
     layer, x = make(name)

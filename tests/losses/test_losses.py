@@ -420,3 +420,14 @@ def test_compiles_in_one_graph():
         return sum(loss(z, y) for loss in losses)
 
     assert torch.allclose(torch.compile(total, backend="eager", fullgraph=True)(logits, labels), total(logits, labels))
+
+
+def test_soft_hkr_survives_empty_and_infinite_batches():
+    loss = SoftHKRMulticlassLoss()
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    loss(logits, labels)
+    before = loss.mean.clone()
+    loss(logits[:0], labels[:0])
+    loss(logits * float("nan"), labels)
+    assert torch.equal(loss.mean, before)
+    assert torch.isfinite(loss(logits, labels))

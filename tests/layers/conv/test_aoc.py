@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import orthogonium.linalg as linalg
-from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
+from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
 from orthogonium.layers.conv import AOC
 from orthogonium.layers.conv.init import conv_orthogonal_
 from tests.oracle import operator, plain_conv, singular_values
@@ -227,9 +227,19 @@ def test_bad_arguments_of_transposed_layers():
         AOC.AdaptiveOrthoConv2d(3, 3, 3, strides=2)
 
 
+def test_ortho_params_must_be_some():
+    for bad in ("qr", None):
+        with pytest.raises(ParameterError, match="QR_ORTHO_PARAMS"):
+            AOC.AdaptiveOrthoConv2d(3, 4, 3, ortho_params=bad)
+    with pytest.raises(ParameterError, match="two factories"):
+        linalg.OrthoParams(orthogonalizer="qr")
+
+
 def test_wrong_images_are_named():
     with pytest.raises(ShapeError, match=r"\(batch, 3, height, width\)"):
         AOC.AdaptiveOrthoConv2d(3, 4, 3)(torch.randn(1, 4, 8, 8))
+    with pytest.raises(ShapeError, match="images"):
+        AOC.AdaptiveOrthoConv2d(3, 4, 3)(torch.randn(1, 3, 0, 5))
     with pytest.raises(ShapeError, match="smaller than the extent"):
         AOC.AdaptiveOrthoConv2d(3, 4, 5, padding=1)(torch.randn(1, 3, 8, 2))
 

@@ -123,3 +123,13 @@ def test_arguments():
         SandwichConv2d(2, 3, 3, activation=nn.SELU())
     with pytest.raises(TypeError):
         SandwichConv2d(2, 3, 3, strides=2)
+
+
+@pytest.mark.parametrize("value", [-100.0, -50.0, 50.0, 100.0])
+def test_extreme_scales_stay_finite(value):
+    layer = SandwichConv2d(4, 6, 3)
+    with torch.no_grad():
+        layer.parametrizations.weight.original1.fill_(value)
+    out = layer(torch.randn(2, 4, 5, 5))
+    out.sin().sum().backward()
+    assert torch.isfinite(out).all() and all(torch.isfinite(p.grad).all() for p in layer.parameters())
