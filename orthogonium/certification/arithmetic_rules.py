@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.rule import NoBound, Rule
+from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Value, added, concatenated
-from orthogonium.certification.walk import Call, Tracked
 
 
 def _copies(x: Tensor, shape: torch.Size) -> float:

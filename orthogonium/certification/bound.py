@@ -13,7 +13,8 @@ from orthogonium.certification.failures import RefutedError, TraceError, Unbound
 from orthogonium.certification.function_rules import function_rule
 from orthogonium.certification.layer_rules import layer_rule, summarized
 from orthogonium.certification.slopes import steepest_secant
-from orthogonium.certification.walk import BATCH, Step, Tracked, Walker, unchanged, walk
+from orthogonium.certification.tracking import Step, Tracked
+from orthogonium.certification.walk import BATCH, Walker, unchanged, walk
 from orthogonium.errors import ParameterError
 
 

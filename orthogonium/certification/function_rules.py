@@ -18,8 +18,8 @@ from orthogonium.certification import (
     slope_rules,
 )
 from orthogonium.certification.rule import NoBound, Rule
+from orthogonium.certification.tracking import Call, Step
 from orthogonium.certification.values import Value
-from orthogonium.certification.walk import Call, Step
 
 RULES: dict[str, Rule] = {
     **shape_rules.RULES,

@@ -20,8 +20,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from orthogonium.certification.slopes import steepest_secant
+from orthogonium.certification.tracking import Step, Tracked, type_name
 from orthogonium.certification.values import Value, concatenated
-from orthogonium.certification.walk import Step, Tracked, Walker, type_name, unchanged
+from orthogonium.certification.walk import Walker, unchanged
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
@@ -123,15 +124,12 @@ def _guaranteed(module: nn.Module) -> bool:
     return isinstance(module, Constrained) or not any(name != "parametrizations" for name, _ in module.named_children())
 
 
-_Key = tuple[int, torch.Size]
-
-
 def _linear(module: nn.Module, x: Tracked, walker: Walker) -> Value | None:
     spatial = 0 if isinstance(module, nn.Linear) else len(module.kernel_size)  # type: ignore[arg-type]
     if x.dim() < spatial + 2 or (spatial and x.dim() != spatial + 2):
         return walker.no_bound(x.value, type_name(module), "It needs a batch.", "Keep the batch in front.")
     shape = tuple(x.shape[1:])
-    cache: dict[_Key, Spectrum] = walker.__dict__.setdefault("spectra", {})
+    cache = walker.spectra
     key = (id(module), x.shape)
     if key not in cache:
         with unchanged(module):
@@ -206,7 +204,7 @@ def _by_guarantee(module: nn.Module, x: Tracked, walker: Walker) -> Value:
     """Constant 1 by guarantee, unless two inputs refute it."""
     guarantee = guarantee_of(module)
     assert guarantee is not None
-    seen: dict[_Key, float] = walker.__dict__.setdefault("slopes", {})
+    seen = walker.secants
     key = (id(module), x.shape)
     if key not in seen:
         with unchanged(module):

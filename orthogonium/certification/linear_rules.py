@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.rule import NoBound, Rule
+from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Value
-from orthogonium.certification.walk import Call, Tracked
 from orthogonium.errors import OrthogoniumError
 from orthogonium.spectral import Convolution, convolution, spectrum
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.certification.rule import NoBound, Rule
+from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Value
-from orthogonium.certification.walk import Call, Tracked
 from orthogonium.layers.pooling import max_pool_constant
 from orthogonium.layers.shape import copies
 

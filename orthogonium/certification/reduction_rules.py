@@ -10,8 +10,8 @@ from torch import Tensor
 
 from orthogonium.certification.arithmetic_rules import largest_of_two
 from orthogonium.certification.rule import NoBound, Rule, axes, one_operand
+from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Value
-from orthogonium.certification.walk import Call, Tracked
 
 
 def _reduced(call: Call) -> tuple[Tracked, int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Value
-from orthogonium.certification.walk import Call, Tracked
 
 Rule = Callable[[Call], Value | Sequence[Value]]
 

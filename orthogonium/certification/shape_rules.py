@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.rule import NoBound, Rule, axes, one_operand
+from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Base, Value
-from orthogonium.certification.walk import Call, Tracked
 
 
 def rearranged(call: Call) -> Value:

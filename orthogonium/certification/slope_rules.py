@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.rule import NoBound, Rule, one_operand
+from orthogonium.certification.tracking import Call
 from orthogonium.certification.values import Value
-from orthogonium.certification.walk import Call
 
 
 def scaled(factor: float | Callable[[Call], float]) -> Rule:

@@ -23,74 +23,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from orthogonium.certification.failures import TraceError, Unbounded
+from orthogonium.certification.tracking import (
+    CONSTANTS,
+    ESCAPES,
+    SHAPES,
+    Call,
+    Step,
+    Tracked,
+    has_hooks,
+    mapped,
+    plain,
+    tensors,
+    type_name,
+)
 from orthogonium.certification.values import Base, Value, network_input
+from orthogonium.spectral import Spectrum
 
 BATCH = 2  # so that a rule can tell the batch from an axis of size 1
 
-_patch_lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation of the model that may change distances."""
-
-    place: str
-    operation: str
-    factor: float  # Lipschitz constant of the operation
-    kind: str
-    bound: float  # of its output, with respect to the input of the network
-    sigma_min: float | None = None
-    sigma_max: float | None = None
-    stable_rank: float | None = None
-    slack: float = 0.0  # relative, of the factor
-    guarantee: str | None = None
-    method: str = ""
-    warnings: tuple[str, ...] = ()
-
-
-class Tracked(Tensor):
-    """A tensor that knows its Lipschitz constant. Note [How the graph is walked]."""
-
-    value: Value
-    walker: Walker
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func` and apply its rule."""
-        kwargs = kwargs or {}
-        walker = next(t.walker for t in _tensors((args, kwargs)) if isinstance(t, Tracked))
-        with torch._C.DisableTorchFunctionSubclass():
-            return walker.function(func, args, kwargs)
-
-
-def plain(x: Any) -> Any:
-    """The same tensors without their constants, in any nesting."""
-    return _mapped(lambda t: t.as_subclass(Tensor) if isinstance(t, Tracked) else t, x)
-
-
-def _mapped(fn: Callable[[Any], Any], x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return fn(x)
-    if isinstance(x, dict):
-        return {k: _mapped(fn, v) for k, v in x.items()}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_mapped(fn, v) for v in x))
-    if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
-        if type(x).__module__ == "torch.return_types":
-            return type(x)([_mapped(fn, v) for v in x])
-        return type(x)(_mapped(fn, v) for v in x)
-    if isinstance(x, slice):
-        return slice(_mapped(fn, x.start), _mapped(fn, x.stop), _mapped(fn, x.step))
-    return x
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _mapped(found.append, x)
-    return found
+_patch_lock = threading.RLock()
 
 
 @dataclass
@@ -109,6 +62,8 @@ class Walker:
     unbounded: list[Unbounded] = field(default_factory=list)
     tracked: list[Tracked] = field(default_factory=list)
     bases: dict[tuple[int, int, int], Base] = field(default_factory=dict)
+    spectra: dict[tuple[int, torch.Size], Spectrum] = field(default_factory=dict)  # of a layer at an input shape
+    secants: dict[tuple[int, torch.Size], float] = field(default_factory=dict)
     hidden: dict[int, tuple[Value, Unbounded]] = field(default_factory=dict)
     last_dense: tuple[Tracked, nn.Linear, Value] | None = None  # output, layer, value of its input
 
@@ -153,11 +108,11 @@ class Walker:
     def function(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What `__torch_function__` does."""
         call = Call(func, args, kwargs, self)
-        if call.name in _SHAPES or call.name in _CONSTANTS:
+        if call.name in SHAPES or call.name in CONSTANTS:
             return func(*plain(args), **plain(kwargs))
         if call.name == "requires_grad_":
             return args[0]
-        if call.name in _ESCAPES:
+        if call.name in ESCAPES:
             raise TraceError(
                 f"{self.place} calls {call.name} on a value computed from the input, so that what the model computes may "
                 "depend on it: the model is not one function to bound. Replace branches on values by tensor operations "
@@ -166,7 +121,7 @@ class Walker:
         if call.name == "__setitem__":
             return self._assign(call)
         call.output = func(*plain(args), **plain(kwargs))
-        if not _tensors(call.output):
+        if not tensors(call.output):
             return call.output
         for operand in call.operands:
             self.reveal(operand.value)
@@ -178,8 +133,8 @@ class Walker:
         return self._wrapped(call.output, values)
 
     def _wrapped(self, output: Any, values: Value | Sequence[Value]) -> Any:
-        remaining = iter([values] * len(_tensors(output)) if isinstance(values, Value) else values)
-        return _mapped(lambda t: self.track(t, next(remaining)), output)
+        remaining = iter([values] * len(tensors(output)) if isinstance(values, Value) else values)
+        return mapped(lambda t: self.track(t, next(remaining)), output)
 
     def _changed(self, call: Call, values: Value | Sequence[Value]) -> Tracked:
         """Note [In-place operations]."""
@@ -203,7 +158,7 @@ class Walker:
 
     def _assign(self, call: Call) -> None:
         """`x[…] = y`: the tensor written to and all its views lose their bound."""
-        source = next(t for t in _tensors((call.args, call.kwargs)) if isinstance(t, Tracked))
+        source = next(t for t in tensors((call.args, call.kwargs)) if isinstance(t, Tracked))
         call.func(*plain(call.args), **plain(call.kwargs))
         if not isinstance(call.args[0], Tracked):
             raise TraceError(
@@ -294,57 +249,13 @@ class Walker:
         self.steps.append(Step(self.place, type_name(module), factor, "constant", value.bound, guarantee=text))
 
 
-class Call:
-    """One call of a torch function: its name, its arguments by name or position, which of them are tracked."""
-
-    def __init__(self, func: Any, args: Any, kwargs: Any, walker: Walker) -> None:
-        self.func, self.args, self.kwargs, self.walker = func, args, kwargs, walker
-        name = getattr(func, "__name__", str(func))
-        self.name = func.__self__.__name__ if name == "__get__" else name
-        self.output: Any = None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the first argument is changed."""
-        arithmetic = self.name.startswith("__i") and self.name != "__invert__"
-        method = self.name.endswith("_") and not self.name.startswith("_")
-        return arithmetic or method or bool(self.kwargs.get("inplace"))
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, however it was given."""
-        if name in self.kwargs:
-            return self.kwargs[name]
-        return self.args[position] if len(self.args) > position else default
-
-    @property
-    def operands(self) -> list[Tracked]:
-        """The tracked arguments, in order."""
-        return [t for t in _tensors((self.args, self.kwargs)) if isinstance(t, Tracked)]
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook may change what the module computes."""
-    everywhere = torch.nn.modules.module
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
-    )
-
-
-def type_name(module: nn.Module) -> str:
-    """Class of a module as written by its author."""
-    return parametrize.type_before_parametrizations(module).__name__
-
-
 @contextmanager
 def _seen_modules(walker: Walker) -> Iterator[None]:
     """Calls of modules with tracked arguments go through the walker."""
     original = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(t, Tracked) and t.walker is walker for t in _tensors((args, kwargs))):
+        if any(isinstance(t, Tracked) and t.walker is walker for t in tensors((args, kwargs))):
             return walker.module(original, module, args, kwargs)
         return original(module, *args, **kwargs)
 
@@ -375,16 +286,3 @@ def walk(model: nn.Module, zeros: Tensor, walker: Walker) -> Any:
         walker.names.setdefault(id(module), name)
     with unchanged(model), _seen_modules(walker):
         return model(walker.track(zeros, network_input()))
-
-
-_SHAPES = frozenset(
-    "shape size dim ndim numel nelement dtype device layout is_floating_point is_complex is_cuda is_cpu is_contiguous "
-    "stride storage_offset __len__ get_device requires_grad grad_fn is_leaf itemsize element_size is_sparse is_quantized "
-    "is_meta is_mps data_ptr __hash__ __repr__ __format__ is_same_size is_nested is_inference is_shared _version "
-    "untyped_storage grad retains_grad is_signed ndimension".split()
-)
-_CONSTANTS = frozenset("zeros_like ones_like empty_like new_zeros new_ones new_empty".split())  # of the shape alone
-_ESCAPES = frozenset(
-    "item tolist numpy __array__ __bool__ __float__ __int__ __index__ __complex__ is_nonzero equal allclose "
-    "__contains__ __dlpack__ nonzero __reversed__".split()
-)
