@@ -59,6 +59,7 @@ def race(
         end.recv()
     for _ in range(rounds):
         for name, end in ends.items():
+            time.sleep(0.3)  # idle threads of the one before spin for a while
             end.send("go")
             seconds, result = end.recv()
             best[name] = (min(seconds, best.get(name, (seconds, None))[0]), result)

@@ -55,7 +55,7 @@ def test_the_pair_is_orthonormal(geometry):
         d.normal_()
     b, a = operators(layer, 6, 6)
     coarse = b.shape[0] // 4
-    psi = d.detach().exp().repeat_interleave(coarse)
+    psi = (5 * torch.tanh(d.detach() / 5)).exp().repeat_interleave(coarse)
     b, a = psi[:, None] * b, a / psi
     torch.testing.assert_close(a.T @ a + b @ b.T, torch.eye(len(b)).double(), rtol=0, atol=1e-12)
 
