@@ -10,6 +10,8 @@ CONV = "in_channels out_channels kernel_size stride padding dilation groups bias
 TRANSPOSE = (
     "in_channels out_channels kernel_size stride padding output_padding groups bias dilation padding_mode ortho_params"
 )
+AOL = CONV.replace("ortho_params", "device dtype niter")
+AOL_TRANSPOSE = TRANSPOSE.replace("ortho_params", "device dtype niter")
 SURFACE = {
     "orthogonium": {"ClassParam": "fct"},
     "orthogonium.layers": dict.fromkeys(
@@ -28,6 +30,24 @@ SURFACE = {
         "RkoConvTranspose2d": TRANSPOSE,
         "BcopRkoConv2d": CONV,
         "BcopRkoConvTranspose2d": TRANSPOSE,
+    },
+    "orthogonium.layers.conv.adaptiveSOC": {"AdaptiveSOCConv2d": CONV, "AdaptiveSOCConvTranspose2d": TRANSPOSE},
+    "orthogonium.layers.conv.AOL": {
+        "AOLConv2D": AOL,
+        "AOLConv2d": AOL,
+        "AOLConvTranspose2D": AOL_TRANSPOSE,
+    },
+    "orthogonium.layers.conv.SLL": {
+        "SDPBasedLipschitzResBlock": "cin inner_dim_factor kernel_size groups",
+        "SDPBasedLipschitzConv": "cin inner_dim_factor kernel_size groups",
+        "SDPBasedLipschitzDense": "in_features out_features inner_dim",
+        "SLLxAOCLipschitzResBlock": "cin cout inner_dim_factor kernel_size stride groups",
+        "AOCLipschitzResBlock": (
+            "in_channels inner_dim_factor kernel_size dilation groups bias padding_mode ortho_params"
+        ),
+    },
+    "orthogonium.layers.conv.singular_values": {
+        "get_conv_sv": "layer n_iter agg_groups return_stab_rank device detach imsize"
     },
     "orthogonium.layers.conv.init": {"conv_orthogonal_": "tensor stride groups gain ortho_params generator"},
     "orthogonium.layers.linear": {
