@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each worker
     torch.set_num_threads(1)
@@ -17,4 +18,13 @@ def _seed(doctest_namespace):
     doctest_namespace["torch"] = torch
 
 
-pytest_collect_file = Sybil([PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"]).pytest()
+class _OwnNamespace(PythonEvaluator):
+    """Forgets what earlier blocks defined: readers copy one block, and xdist spreads blocks over processes."""
+
+    def __call__(self, example):
+        example.namespace.clear()
+        super().__call__(example)
+
+
+_blocks = CodeBlockParser(language="python", evaluator=_OwnNamespace())
+pytest_collect_file = Sybil([_blocks], patterns=["README.md", "docs/*.md"]).pytest()
