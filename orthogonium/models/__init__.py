@@ -12,7 +12,8 @@ from orthogonium.models import (  # noqa: F401  (they register themselves)
     sll_resnet50,
     staged_cnn,
 )
-from orthogonium.models.create import create_model, describe_model, list_models
+from orthogonium.models.create import create_model, describe_model, describe_pretrained, list_models
 from orthogonium.models.registry import ModelEntry
+from orthogonium.models.weights import Pretrained
 
-__all__ = ["ModelEntry", "create_model", "describe_model", "list_models"]
+__all__ = ["ModelEntry", "Pretrained", "create_model", "describe_model", "describe_pretrained", "list_models"]

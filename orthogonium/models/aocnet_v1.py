@@ -43,6 +43,8 @@ def AOCNetV1(
     lin: Factory = UNIT_NORM,
     norm: Factory | None = BATCH_CENTERING,
     pool: Factory | None = L2_POOL,
+    *,
+    base_width: int = 64,
 ) -> nn.Module:
     """Residual network for ImageNet: four stages of blocks that widen, mix within groups, and narrow.
 
@@ -60,12 +62,14 @@ def AOCNetV1(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
+        base_width: channels of the first convolution; stages have 2, 4 and 8 times as many, and `embedding_dim`.
     """
     channels, height, width = check_image("AOCNetV1", img_shape, n_classes)
     parts, stem = (published_parts(conv, act, norm, norm_last) for norm_last in (False, True))
-    layers = [*stem.unit(channels, 64, 7, stride=2), *stem.unit(64, 128, 3, stride=2)]
-    channels, height, width = 128, halved(height, 2), halved(width, 2)
-    for stage, w in enumerate((128, 256, 512, embedding_dim)):
+    widths = (2 * base_width, 4 * base_width, 8 * base_width, embedding_dim)
+    layers = [*stem.unit(channels, base_width, 7, stride=2), *stem.unit(base_width, widths[0], 3, stride=2)]
+    channels, height, width = widths[0], halved(height, 2), halved(width, 2)
+    for stage, w in enumerate(widths):
         if stage:
             layers.append(parts.convolution(channels, w, 3, stride=2))
             channels, height, width = w, halved(height), halved(width)

@@ -127,6 +127,9 @@ def LipResNet(
     act: Factory = MAXMIN,
     lin: Factory = UNIT_NORM,
     norm: Factory | None = None,
+    *,
+    base_width: int = 64,
+    depths: Sequence[int] = (3, 3, 5, 2),
 ) -> nn.Module:
     """Residual network for ImageNet, of 13 blocks of two convolutions.
 
@@ -138,14 +141,22 @@ def LipResNet(
         act: a class that is called without arguments.
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
+        base_width: channels of the first stage; each further stage has twice as many.
+        depths: blocks of each stage.
     """
     channels, height, width = check_image("LipResNet", img_shape, n_classes)
     if height < 4 or width < 4:
         raise ParameterError(f"LipResNet needs images of at least 4×4 pixels, got {height}×{width}.")
     parts = published_parts(conv, act, norm, norm_last=False)
-    layers = [parts.convolution(channels, 64, 7, stride=2), act(), *parts.centering(64), ScaledMaxPool2d(2)]
-    channels, height, width = 64, halved(height) // 2, halved(width) // 2
-    for stage, (w, depth) in enumerate(((64, 3), (128, 3), (256, 5), (512, 2))):
+    layers = [
+        parts.convolution(channels, base_width, 7, stride=2),
+        act(),
+        *parts.centering(base_width),
+        ScaledMaxPool2d(2),
+    ]
+    channels, height, width = base_width, halved(height) // 2, halved(width) // 2
+    for stage, depth in enumerate(depths):
+        w = base_width * 2**stage
         if stage:
             layers += [parts.convolution(channels, w, 3, stride=2), *parts.centering(w)]
             channels, height, width = w, halved(height), halved(width)

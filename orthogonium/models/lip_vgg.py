@@ -21,13 +21,13 @@ from orthogonium.models.published import (
 )
 from orthogonium.models.registry import register
 
-# (channels, stride) of each convolution but the last
+# (channels as a multiple of the base width, stride) of each convolution but the last
 _CONVOLUTIONS = (
-    *((64, 1), (128, 2)),
-    *((128, 1), (256, 2)),
-    *((256, 1), (256, 1), (512, 2)),
-    *((512, 1), (512, 1), (512, 2)),
-    *((512, 1), (512, 1)),
+    *((1, 1), (2, 2)),
+    *((2, 1), (4, 2)),
+    *((4, 1), (4, 1), (8, 2)),
+    *((8, 1), (8, 1), (8, 2)),
+    *((8, 1), (8, 1)),
 )
 
 
@@ -39,6 +39,9 @@ def LipVGG(
     act: Factory = MAXMIN,
     lin: Factory = ORTHOGONAL_NO_BIAS,
     norm: Factory | None = LAYER_CENTERING,
+    *,
+    base_width: int = 64,
+    hidden: int = 4096,
 ) -> nn.Module:
     """Plain network for ImageNet with the widths of VGG-16: 13 convolutions and 3 dense layers.
 
@@ -49,17 +52,19 @@ def LipVGG(
         act: a class that is called without arguments.
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
+        base_width: channels of the first convolution; the last have 8 times as many.
+        hidden: outputs of the two dense layers before the head.
     """
     channels, height, width = check_image("LipVGG", img_shape, n_classes)
     parts = published_parts(conv, act, norm)
     layers: list[nn.Module] = []
-    for w, stride in _CONVOLUTIONS:
-        layers += parts.unit(channels, w, 3, stride)
-        channels = w
-    layers.append(parts.convolution(channels, 512, 3, stride=2))
-    flatten, features = pool_and_flatten(None, 512, halved(height, 5), halved(width, 5))
+    for multiple, stride in _CONVOLUTIONS:
+        layers += parts.unit(channels, base_width * multiple, 3, stride)
+        channels = base_width * multiple
+    layers.append(parts.convolution(channels, channels, 3, stride=2))
+    flatten, features = pool_and_flatten(None, channels, halved(height, 5), halved(width, 5))
     layers += flatten
     for _ in range(2):
-        layers += [lin(features, 4096), act(), *parts.centering(4096)]
-        features = 4096
+        layers += [lin(features, hidden), act(), *parts.centering(hidden)]
+        features = hidden
     return nn.Sequential(*layers, lin(features, n_classes))

@@ -23,7 +23,7 @@ from orthogonium.models.parts import Factory, check_image, halved
 from orthogonium.models.published import L2_POOL, pool_and_flatten
 from orthogonium.models.registry import register
 
-_WIDTHS_DEPTHS = ((256, 2), (512, 3), (1024, 5), (2048, 2))
+_DEPTHS = (2, 3, 5, 2)
 
 
 @register("sllxbcop_resnet50", image_shape=(3, 224, 224), n_classes=1000)
@@ -32,7 +32,8 @@ def SLLxBCOPResNet50(
     n_classes: int = 1000,
     norm: Factory | None = None,
     *,
-    widths_depths: Sequence[tuple[int, int]] = _WIDTHS_DEPTHS,
+    base_width: int = 64,
+    depths: Sequence[int] = _DEPTHS,
 ) -> nn.Module:
     """Residual network for ImageNet on SLL blocks, with the widths of ResNet-50.
 
@@ -40,7 +41,8 @@ def SLLxBCOPResNet50(
         img_shape: channels, height, width.
         n_classes: number of logits.
         norm: a class that is called with the number of channels, or None.
-        widths_depths: channels and number of SLL blocks of each stage.
+        base_width: channels of the first convolution; stages have 4, 8, 16, … times as many.
+        depths: number of SLL blocks of each stage after the one that widens.
     """
     channels, height, width = check_image("SLLxBCOPResNet50", img_shape, n_classes)
     if height < 4 or width < 4:
@@ -49,11 +51,11 @@ def SLLxBCOPResNet50(
     def centering(features: int) -> list[nn.Module]:
         return [] if norm is None else [norm(features)]
 
-    layers = [AdaptiveOrthoConv2d(channels, 64, kernel_size=7, stride=2), MaxMin(), *centering(64)]
-    layers += [L2_POOL(kernel_size=2), *centering(64)]
-    channels, height, width = 64, halved(height) // 2, halved(width) // 2
-    for stage, (w, depth) in enumerate(widths_depths):
-        stride = 2 if stage else 1
+    layers = [AdaptiveOrthoConv2d(channels, base_width, kernel_size=7, stride=2), MaxMin(), *centering(base_width)]
+    layers += [L2_POOL(kernel_size=2), *centering(base_width)]
+    channels, height, width = base_width, halved(height) // 2, halved(width) // 2
+    for stage, depth in enumerate(depths):
+        w, stride = base_width * 4 * 2**stage, 2 if stage else 1
         layers += [SLLxAOCLipschitzResBlock(channels, w, 1.0, kernel_size=3, stride=stride), *centering(w)]
         channels, height, width = w, -(-height // stride), -(-width // stride)
         for _ in range(depth):
