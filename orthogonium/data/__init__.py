@@ -2,9 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from orthogonium.data.augment import AUGMENTATIONS, Affine, Augmentation, CropFlip, Identity, make_augmentation
+from orthogonium.data.augment import (
+    AUGMENTATIONS,
+    Affine,
+    Augmentation,
+    CropFlip,
+    Identity,
+    ResizedCrop,
+    make_augmentation,
+)
 from orthogonium.data.datasets import DATASETS, load_dataset
 from orthogonium.data.errors import DataError
+from orthogonium.data.folder import FolderImages
 from orthogonium.data.images import ImageData, Images, ImageSource, stratified_split, unit_pixels
 from orthogonium.data.loader import EvalLoader, TrainLoader
 
@@ -19,11 +28,13 @@ __all__ = [
     "CropFlip",
     "DataError",
     "EvalLoader",
+    "FolderImages",
     "Identity",
     "ImageData",
     "ImageDataModule",
     "ImageSource",
     "Images",
+    "ResizedCrop",
     "TrainLoader",
     "load_dataset",
     "make_augmentation",

@@ -22,11 +22,18 @@ from orthogonium.errors import ParameterError
 
 
 class Augmentation(ABC):
-    """A random map of images, split into its random numbers and what they do."""
+    """A random map of images, split into its random numbers and what they do.
+
+    Make subclasses frozen dataclasses: `repr` tells the settings, and a resumed run compares them with the saved ones.
+    """
 
     @abstractmethod
     def draw(self, count: int, generator: Generator) -> Tensor:
         """Random numbers (count, k) for `count` samples."""
+
+    def windows(self, drawn: Tensor) -> Tensor | None:
+        """The part (b, 4) of each image to read (see `orthogonium.data.windows`), or None for all of it."""
+        return None
 
     @abstractmethod
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
@@ -104,14 +111,49 @@ class CropFlip(Augmentation):
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
         """The crops, through one gather: entry (i, j) of a crop is pixel (row + i, column ± j) of the padded image."""
         b, c, h, w = images.shape
+        top, left, mirror = drawn.to(images.device).unsqueeze(2).unbind(1)  # (b, 1) each
         if self.padding:
             padding = (self.padding,) * 4
             images = F.pad(images, padding, mode="constant" if self.mode == "zeros" else self.mode)
-        rows = drawn[:, 0, None] + torch.arange(h)
-        columns = torch.arange(w).expand(b, w)
-        columns = drawn[:, 1, None] + torch.where(drawn[:, 2, None].bool(), w - 1 - columns, columns)
+        rows = top + torch.arange(h, device=images.device)
+        columns = torch.arange(w, device=images.device)
+        columns = left + torch.where(mirror.bool(), w - 1 - columns, columns)
         source = (rows[:, :, None] * images.shape[3] + columns[:, None, :]).view(b, 1, h * w)
         return images.flatten(2).gather(2, source.expand(b, c, h * w)).view(b, c, h, w)
+
+
+@dataclass(frozen=True)
+class ResizedCrop(Augmentation):
+    """A random part of the image scaled to full size, mirrored with probability ½, as is usual for ImageNet.
+
+    Images in files are cut before they are scaled, so a small part keeps its resolution.
+
+    Args:
+        smallest: smallest share of the image's area.
+        ratio: largest ratio of the sides, of width to height or height to width.
+    """
+
+    smallest: float = 0.08
+    ratio: float = 4 / 3
+
+    def __post_init__(self) -> None:
+        if not (0 < self.smallest <= 1 and 1 <= self.ratio < math.inf):
+            raise ParameterError(f"ResizedCrop needs 0 < smallest ≤ 1 and ratio ≥ 1: got {self}.")
+
+    def draw(self, count: int, generator: Generator) -> Tensor:
+        """Area, ratio of the sides, the two places, and 1 to mirror."""
+        area, ratio, u, v, mirror = torch.rand(count, 5, generator=generator).unbind(1)
+        area = self.smallest + (1 - self.smallest) * area
+        return torch.stack([area, self.ratio ** (2 * ratio - 1), u, v, mirror.round()], dim=1)
+
+    def windows(self, drawn: Tensor) -> Tensor:
+        """All but the mirroring."""
+        return drawn[:, :4]
+
+    def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Mirror; the rest was done when the images were read."""
+        mirror = drawn[:, 4].bool().to(images.device).view(-1, 1, 1, 1)
+        return torch.where(mirror, images.flip(-1), images)
 
 
 @dataclass(frozen=True)
@@ -148,7 +190,7 @@ class Affine(Augmentation):
         """Sample each image at the preimages of its pixels."""
         images = unit_pixels(images)
         h, w = images.shape[2:]
-        angle, zoom, down, right = drawn.unbind(1)
+        angle, zoom, down, right = drawn.to(images.device).unbind(1)
         cos, sin = angle.cos() / (1 + zoom), angle.sin() / (1 + zoom)
         # torch measures both axes in [−1, 1]: a rotation of pixels is sheared by the ratio of the sides
         theta = torch.stack([cos, -sin * h / w, -2 * right / w, sin * w / h, cos, -2 * down / h], dim=1).view(-1, 2, 3)
@@ -162,9 +204,10 @@ AUGMENTATIONS: dict[str, Callable[[int | None], Augmentation]] = {
     "crop-flip": lambda pixels: CropFlip(4 if pixels is None else pixels),
     "crop-flip-reflect": lambda pixels: CropFlip(4 if pixels is None else pixels, mode="reflect"),
     "shift": lambda pixels: CropFlip(1 if pixels is None else pixels, flip=False),
+    "resized-crop": lambda pixels: ResizedCrop(),
     "affine": lambda pixels: Affine(shift=1 if pixels is None else pixels),
 }
-_WITHOUT_PIXELS = ("none", "flip")
+_WITHOUT_PIXELS = ("none", "flip", "resized-crop")
 
 
 def make_augmentation(name: str | Augmentation) -> Augmentation:

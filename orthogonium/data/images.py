@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.data.errors import DataError
+from orthogonium.data.windows import resample_windows
 from orthogonium.errors import ParameterError
 
 
@@ -27,8 +28,11 @@ class ImageSource(ABC):
         """Channels, height and width."""
 
     @abstractmethod
-    def fetch(self, indices: Tensor) -> Tensor:
-        """The images (b, c, h, w) at `indices` (b,), as they are stored: uint8 in 0 … 255 or float32 in [0, 1]."""
+    def fetch(self, indices: Tensor, windows: Tensor | None = None) -> Tensor:
+        """The images (b, c, h, w) at `indices` (b,): uint8 in 0 … 255 or float32 in [0, 1].
+
+        Given `windows` (b, 4) (see `orthogonium.data.windows`), only that part of each, scaled to `image_shape`.
+        """
 
     @abstractmethod
     def subset(self, indices: Tensor) -> ImageSource:
@@ -76,9 +80,10 @@ class Images(ImageSource):
         channels, height, width = self.pixels.shape[1:]
         return channels, height, width
 
-    def fetch(self, indices: Tensor) -> Tensor:
-        """The images (b, c, h, w) at `indices` (b,), in the dtype of `pixels`."""
-        return self.pixels.index_select(0, indices)
+    def fetch(self, indices: Tensor, windows: Tensor | None = None) -> Tensor:
+        """The images (b, c, h, w) at `indices` (b,), in the dtype of `pixels`; `windows` (b, 4) of them in float32."""
+        images = self.pixels.index_select(0, indices.to(self.pixels.device))
+        return images if windows is None else resample_windows(unit_pixels(images), windows.to(images.device))
 
     def subset(self, indices: Tensor) -> Images:
         """A copy of the images at `indices`."""
@@ -150,7 +155,7 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
         raise ParameterError(f"stratified_split needs a fraction between 0 and 1: got {fraction}.")
     if seed < 0:
         raise ParameterError(f"stratified_split needs a seed ≥ 0: got {seed}.")
-    label = labels.numpy()
+    label = labels.cpu().numpy()
     order = np.lexsort((_splitmix64(seed, len(label)), label))  # by class, then by hash
     classes, first, counts = np.unique(label[order], return_index=True, return_counts=True)
     held_out = np.floor(counts * fraction + 0.5).astype(np.int64)

@@ -9,7 +9,7 @@ are for, so neither torch's global generator nor the batches before matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,22 +23,33 @@ from orthogonium.errors import ParameterError
 
 _ORDER, _AUGMENT, _WORKERS = range(3)  # what random numbers are for
 Batch = tuple[Tensor, Tensor]  # images (b, c, h, w), float32 in [0, 1], and labels (b,)
+_Request = tuple[Tensor, Tensor]  # indices (b,) and the random numbers (b, k) of their augmentation
 
 
-class _BatchedSource(Dataset[Tensor]):
-    """What a worker process of `torch.utils.data` runs: fetch the batch of an index vector."""
+class _Batches(Dataset[Tensor]):
+    """Makes the images of a request, here or in a worker process of `torch.utils.data`."""
 
-    def __init__(self, source: ImageSource) -> None:
+    def __init__(self, source: ImageSource, augment: Augmentation) -> None:
         self.source = source
+        self.augment = augment
 
-    def __getitem__(self, indices: Tensor) -> Tensor:
-        return self.source.fetch(indices)
+    def __getitem__(self, request: _Request) -> Tensor:
+        indices, drawn = request
+        return self.augment.apply(self.source.fetch(indices, self.augment.windows(drawn)), drawn)
 
 
 class _Loader:
-    """Fetches batches, here or in worker processes."""
+    """Makes batches, here or in worker processes."""
 
-    def __init__(self, source: ImageSource, batch_size: int, rank: int, world_size: int, num_workers: int) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        augment: str | Augmentation,
+        rank: int,
+        world_size: int,
+        num_workers: int,
+    ) -> None:
         name = type(self).__name__
         if batch_size < 1 or num_workers < 0:
             raise ParameterError(f"{name} needs batch_size ≥ 1, num_workers ≥ 0: got {batch_size}, {num_workers}.")
@@ -46,23 +57,23 @@ class _Loader:
             raise ParameterError(f"{name} needs 0 ≤ rank < world_size: got rank {rank} of {world_size}.")
         self.source = source
         self.batch_size = batch_size
+        self.augment = make_augmentation(augment)
+        self.augment.check(source.image_shape)
         self.rank = rank
         self.world_size = world_size
         self.num_workers = num_workers
 
-    def _fetch(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The stored images of each index vector."""
-        if not self.num_workers:
-            yield from map(self.source.fetch, batches)
-            return
-        # torch draws a seed for its workers from the global generator unless it is given another one
-        yield from DataLoader(
-            _BatchedSource(self.source),
-            batch_size=None,
-            sampler=batches,
-            num_workers=self.num_workers,
-            generator=_generator(_WORKERS),
-        )
+    def _make(self, indices: Sequence[Tensor], requests: Iterable[_Request]) -> Iterator[Batch]:
+        """The images and labels of each request."""
+        batches = _Batches(self.source, self.augment)
+        made: Iterable[Tensor] = map(batches.__getitem__, requests)
+        if self.num_workers:
+            # without a generator of its own it would draw the seeds of its workers from the global one
+            made = DataLoader(
+                batches, None, sampler=requests, num_workers=self.num_workers, generator=_generator(_WORKERS)
+            )
+        for index, images in zip(indices, made, strict=True):
+            yield unit_pixels(images), self.source.labels[index]
 
 
 class TrainLoader(_Loader):
@@ -101,7 +112,7 @@ class TrainLoader(_Loader):
         world_size: int = 1,
         num_workers: int = 0,
     ) -> None:
-        super().__init__(source, batch_size, rank, world_size, num_workers)
+        super().__init__(source, batch_size, augment, rank, world_size, num_workers)
         if batch_size % world_size:
             raise ParameterError(
                 f"TrainLoader: a global batch of {batch_size} cannot be shared equally by {world_size} processes. "
@@ -113,8 +124,6 @@ class TrainLoader(_Loader):
             )
         if seed < 0:
             raise ParameterError(f"TrainLoader needs seed ≥ 0: got {seed}.")
-        self.augment = make_augmentation(augment)
-        self.augment.check(source.image_shape)
         self.seed = seed
         self.epoch = 0
         self._batches = 0  # already given in this epoch
@@ -143,14 +152,15 @@ class TrainLoader(_Loader):
         share = self.batch_size // self.world_size
         mine = slice(self.rank * share, (self.rank + 1) * share)
         order = torch.randperm(len(self.source), generator=_generator(_ORDER, self.seed, epoch))
-        batches = order[first * self.batch_size : len(self) * self.batch_size].split(self.batch_size)
-        indices = [batch[mine] for batch in batches]
-        for index, (batch, stored) in enumerate(zip(indices, self._fetch(indices), strict=True), start=first):
-            generator = _generator(_AUGMENT, self.seed, epoch, index)
-            drawn = self.augment.draw(self.batch_size, generator)[mine]
-            images = unit_pixels(self.augment.apply(stored, drawn))
-            self._batches = index + 1
-            yield images, self.source.labels[batch]
+        batches = order[: len(self) * self.batch_size].view(-1, self.batch_size)
+        indices = batches[first:, mine].unbind()
+        requests = (
+            (part, self.augment.draw(self.batch_size, _generator(_AUGMENT, self.seed, epoch, index))[mine])
+            for index, part in enumerate(indices, start=first)
+        )
+        for given, batch in enumerate(self._make(indices, requests), start=first + 1):
+            self._batches = given
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, its batches given so far, and what they depend on; the same in every process."""
@@ -158,7 +168,7 @@ class TrainLoader(_Loader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the batches of `state`, which must come from a loader of the same data and settings."""
-        saved = {key: state[key] for key in self._identity()}
+        saved = {key: state.get(key) for key in self._identity()}
         if saved != self._identity():
             raise ParameterError(
                 f"TrainLoader: the saved loader had {saved}, this one has {self._identity()}. "
@@ -185,7 +195,7 @@ class EvalLoader(_Loader):
 
     Args:
         source: images to evaluate.
-        batch_size: largest number of samples of a batch over all processes.
+        batch_size: largest number of samples of a batch over all processes (more if that gave a process none).
         rank: index of this process.
         world_size: number of processes.
         num_workers: processes that read images beside this one; 0 for images in memory.
@@ -199,7 +209,7 @@ class EvalLoader(_Loader):
     def __init__(
         self, source: ImageSource, batch_size: int, *, rank: int = 0, world_size: int = 1, num_workers: int = 0
     ) -> None:
-        super().__init__(source, batch_size, rank, world_size, num_workers)
+        super().__init__(source, batch_size, "none", rank, world_size, num_workers)
         if len(source) < world_size:
             raise ParameterError(
                 f"EvalLoader: {len(source)} images cannot be shared by {world_size} processes. Use fewer processes."
@@ -213,8 +223,7 @@ class EvalLoader(_Loader):
         n, pieces = len(self.source), len(self) * self.world_size
         bounds = [n * piece // pieces for piece in range(pieces + 1)]
         indices = [torch.arange(bounds[i], bounds[i + 1]) for i in range(self.rank, pieces, self.world_size)]
-        for batch, stored in zip(indices, self._fetch(indices), strict=True):
-            yield unit_pixels(stored), self.source.labels[batch]
+        yield from self._make(indices, [(part, torch.empty(len(part), 0)) for part in indices])
 
 
 def _generator(*purpose: int) -> Generator:

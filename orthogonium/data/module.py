@@ -39,6 +39,7 @@ class ImageDataModule(LightningDataModule):
         num_workers: processes that read images; for datasets that are not in memory.
         validation: fraction of the training images held out for validation, the same of each class. With 0 the
             validation loader gives the test images: then choose nothing by it that you report on them.
+        image_size: side in pixels of the images of "image-folder".
 
     >>> from orthogonium.data import ImageDataModule
     >>> data = ImageDataModule("digits", batch_size=64, augment="shift", validation=0.1)
@@ -55,13 +56,16 @@ class ImageDataModule(LightningDataModule):
         seed: int = 0,
         num_workers: int = 0,
         validation: float = 0.0,
+        image_size: int | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= validation < 1:
             raise ParameterError(f"ImageDataModule needs 0 ≤ validation < 1: got {validation}.")
-        if isinstance(name, ImageData) and root is not None:
-            raise ParameterError(f"ImageDataModule takes no root with a dataset: got root={str(root)!r}.")
-        data = name if isinstance(name, ImageData) else load_dataset(name, root)
+        if isinstance(name, ImageData) and (root, image_size) != (None, None):
+            raise ParameterError(
+                f"ImageDataModule takes a dataset as it is: got root={root!r} and image_size={image_size} beside it."
+            )
+        data = name if isinstance(name, ImageData) else load_dataset(name, root, image_size=image_size)
         if num_workers and isinstance(data.train, Images):
             raise ParameterError(
                 f"{data.name} is in memory, where worker processes only cost time: got num_workers={num_workers}. "
@@ -84,6 +88,10 @@ class ImageDataModule(LightningDataModule):
             self.train, self.validation = data.train.subset(keep), data.train.subset(hold)
         self._train_loader = self._new_train_loader()  # wrong settings are reported now
         self._to_resume: dict[str, Any] = {}
+
+    def setup(self, stage: str) -> None:
+        """Forget what an earlier run was to resume from."""
+        self._to_resume = {}
 
     def train_dataloader(self) -> TrainLoader:
         """The share of this process in shuffled, augmented batches."""
