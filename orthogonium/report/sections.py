@@ -65,7 +65,7 @@ def radius_text(e: float) -> str:
 
 def robustness(certificates: Certificates, attack: AttackCurve | None) -> str:
     """Certified accuracy against the radius, and what an attack leaves."""
-    largest = attack.eps[-1] if attack else max([float(certificates.radii.max()), *certificates.eps, 1e-6])
+    largest = max(attack.eps) if attack else max([float(certificates.radii.max()), *certificates.eps, 1e-6])
     eps, proved = survival_curve(certificates.radii, largest)
     lines = [Series("certified: proved for every attack", eps, proved, 0)]
     words = f"Certified accuracy falls from {percent(proved[0])} at radius 0 to {percent(proved[-1])}"

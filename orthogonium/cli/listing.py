@@ -1,0 +1,81 @@
+"""`orthogonium models` and `orthogonium methods`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from orthogonium.cli.shared import AsJson, console, print_json, print_table
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(help="Show one model with its options.", metavar="[NAME]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the architectures, and those that come trained.
+
+    Example: [bold]orthogonium models aocnet_tiny[/bold]
+    """
+    from orthogonium.cli.networks import pretrained_models
+    from orthogonium.models import describe_model, list_models
+
+    trained = pretrained_models()
+    entries = [describe_model(each) for each in ([name] if name else list_models())]
+    if as_json:
+        print_json([_as_json(entry, trained.get(entry.name)) for entry in entries])
+        return
+    if name is None:
+        rows = [
+            (entry.name, "×".join(map(str, entry.image_shape)), "yes" if entry.name in trained else "", entry.summary)
+            for entry in entries
+        ]
+        print_table("Models", ["name", "images", "trained", "summary"], rows)
+        return
+    (entry,) = entries
+    print(f"{entry.name}: {entry.summary}\n\n{entry.provenance}\n")
+    options = [(key, repr(value)) for key, value in entry.options.items()]
+    print_table("Options (--model-option NAME=VALUE)", ["name", "default"], options)
+    for key, value in trained.get(entry.name, {}).items():
+        console().print(f"{key}: {value}", markup=False)
+
+
+def _as_json(entry: Any, record: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "provenance": entry.provenance,
+        "image_shape": list(entry.image_shape),
+        "options": {key: value if _is_plain(value) else repr(value) for key, value in entry.options.items()},
+        "pretrained": record,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the ways to constrain a layer: what each promises, supports and costs."""
+    from orthogonium.methods.table import METHODS
+
+    promises = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}
+    if as_json:
+        fields = (
+            "name",
+            "paper",
+            "guarantee",
+            "padding",
+            "cost",
+            "stride",
+            "dilation",
+            "groups",
+            "square",
+            "activated",
+        )
+        print_json([{field: getattr(method, field) for field in fields} for method in METHODS.values()])
+        return
+    rows = [(m.name, promises[m.guarantee], m.padding, m.cost, m.paper) for m in METHODS.values()]
+    print_table("Methods (--method NAME)", ["name", "guarantee", "padding", "cost of a 3×3 kernel", "paper"], rows)

@@ -1,0 +1,122 @@
+"""From the argument CHECKPOINT to a network, and the data to evaluate it on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from orthogonium.data import load_dataset, unit_pixels
+from orthogonium.errors import ParameterError
+from orthogonium.models import create_model, describe_model, list_models
+from orthogonium.training import CheckpointError, Recipe, load_checkpoint
+
+RADII = (36 / 255, 72 / 255, 108 / 255)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained model in eval mode, and what is known about it."""
+
+    name: str
+    model: nn.Module
+    image_shape: tuple[int, ...]
+    data: str | None
+    root: str | None
+    radii: tuple[float, ...]
+    recipe: Recipe | None
+    history: list[dict[str, float]]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The test split: images (n, c, h, w) in [0, 1], labels (n,), names of classes."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+
+def load_network(checkpoint: str) -> Network:
+    """The network of a checkpoint, of the folder of a run, or of the name of a pretrained model."""
+    path = Path(checkpoint).expanduser()
+    if path.is_dir():
+        return _from_file(_of_folder(path))
+    if path.is_file():
+        return _from_file(path)
+    if checkpoint in pretrained_models():
+        return _from_weights(checkpoint)
+    if checkpoint in list_models():
+        raise ParameterError(
+            f"The model {checkpoint!r} has no trained weights: train it, `orthogonium train --model {checkpoint}`. "
+            f"Pretrained are {', '.join(pretrained_models()) or 'none'}."
+        )
+    raise CheckpointError(
+        f"{checkpoint!r} is neither a file, nor the folder of a run, nor a pretrained model "
+        f"({', '.join(pretrained_models()) or 'there is none'})."
+    )
+
+
+def load_inputs(network: Network, data: str | None, root: Path | None, limit: int | None) -> Inputs:
+    """The test split to evaluate on: of `data`, or of what the network was trained on."""
+    import torch
+
+    name = data or network.data
+    if name is None:
+        raise ParameterError("It is not known what this network was trained on: say --data NAME.")
+    folder = root if root is not None or data not in (None, network.data) else network.root
+    found = load_dataset(name, folder)
+    if found.image_shape != network.image_shape:
+        raise ParameterError(
+            f"{network.name} reads images of shape {network.image_shape}, those of {name} have {found.image_shape}."
+        )
+    count = min(limit or len(found.test), len(found.test))
+    images = unit_pixels(found.test.fetch(torch.arange(count)))
+    return Inputs(found.name, images, found.test.labels[:count], found.classes)
+
+
+def _of_folder(folder: Path) -> Path:
+    """The checkpoint a run ended in: the best one if it stopped early, else the last one."""
+    last, best, recipe = folder / "last.ckpt", folder / "best.ckpt", folder / "recipe.json"
+    if not last.is_file():
+        raise CheckpointError(f"{folder} is not the folder of a training run: it has no last.ckpt.")
+    stops_early = recipe.is_file() and Recipe.from_json(recipe.read_text(encoding="utf-8")).patience is not None
+    return best if stops_early and best.is_file() else last
+
+
+def _from_file(path: Path) -> Network:
+    found = load_checkpoint(path)
+    recipe = found.recipe
+    shape = found.image_shape or describe_model(recipe.model).image_shape
+    facts = {"training": f"{found.seconds:.0f} s", "parameters": _count(found.model)}
+    if not found.finished:
+        facts["note"] = "training was not finished"
+    name = f"{recipe.model} on {recipe.data}"
+    return Network(name, found.model, shape, recipe.data, recipe.root, recipe.radii, recipe, found.history, facts)
+
+
+def pretrained_models() -> dict[str, dict[str, Any]]:
+    """Names of the networks whose trained weights are at hand, with what is recorded about each."""
+    import orthogonium.models
+
+    folder = Path(orthogonium.models.__file__).parent / "weights"
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def _from_weights(name: str) -> Network:
+    record = pretrained_models()[name]
+    model = create_model(name, pretrained=True).eval()
+    shape = tuple(record.get("image_shape") or describe_model(name).image_shape)
+    radii = tuple(record.get("radii") or RADII)
+    facts = {"weights": "pretrained", "parameters": _count(model)}
+    return Network(name, model, shape, record.get("data"), None, radii, None, [], facts)
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
