@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -55,7 +55,8 @@ def _common(
     pass
 
 
-_USAGE_ERROR = typer.BadParameter.__mro__[2]  # of typer's own copy of click, or of click before that
+# of typer's own copy of click, or of click itself before typer had one
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         message = error.format_message()  # type: ignore[attr-defined]
         if not message:  # no command: the help was shown
             return 2
-        return _complain(f"{message} Try `{_path(error)} --help`.")
+        return _complain(f"{message.rstrip('.')}. Try `{_path(error)} --help`.")
     except (OrthogoniumError, ModuleNotFoundError) as error:
         return _complain(str(error))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from orthogonium.cli.shared import AsJson, console, print_json, print_table
+from orthogonium.cli.shared import AsJson, percent, print_json, print_table
 
 
 def models(
@@ -17,37 +18,36 @@ def models(
 
     Example: [bold]orthogonium models aocnet_tiny[/bold]
     """
-    from orthogonium.cli.networks import pretrained_models
-    from orthogonium.models import describe_model, list_models
+    from orthogonium.models import describe_model, describe_pretrained, list_models
 
-    trained = pretrained_models()
+    trained = [describe_pretrained(weights) for weights in list_models(pretrained=True)]
     entries = [describe_model(each) for each in ([name] if name else list_models())]
+    trained = [weights for weights in trained if name in (None, weights.model)]
     if as_json:
-        print_json([_as_json(entry, trained.get(entry.name)) for entry in entries])
+        print_json({"models": [_as_json(entry) for entry in entries], "pretrained": [asdict(each) for each in trained]})
         return
     if name is None:
-        rows = [
-            (entry.name, "×".join(map(str, entry.image_shape)), "yes" if entry.name in trained else "", entry.summary)
-            for entry in entries
-        ]
-        print_table("Models", ["name", "images", "trained", "summary"], rows)
-        return
-    (entry,) = entries
-    print(f"{entry.name}: {entry.summary}\n\n{entry.provenance}\n")
-    options = [(key, repr(value)) for key, value in entry.options.items()]
-    print_table("Options (--model-option NAME=VALUE)", ["name", "default"], options)
-    for key, value in trained.get(entry.name, {}).items():
-        console().print(f"{key}: {value}", markup=False)
+        rows = [(entry.name, "×".join(map(str, entry.image_shape)), entry.summary) for entry in entries]
+        print_table("Models", ["name", "images", "summary"], rows)
+    else:
+        (entry,) = entries
+        print(f"{entry.name}: {entry.summary}\n\n{entry.provenance}\n")
+        options = [(key, repr(value)) for key, value in entry.options.items()]
+        print_table("Options (--model-option NAME=VALUE)", ["name", "default"], options)
+    if trained:
+        certified = [", ".join(f"{e}: {percent(a)}" for e, a in each.certified_accuracy.items()) for each in trained]
+        weights = zip(trained, certified, strict=True)
+        rows = [(each.name, each.model, each.data, percent(each.accuracy), radii) for each, radii in weights]
+        print_table("Pretrained", ["name", "model", "data", "accuracy", "certified at l2 radius"], rows)
 
 
-def _as_json(entry: Any, record: dict[str, Any] | None) -> dict[str, Any]:
+def _as_json(entry: Any) -> dict[str, Any]:
     return {
         "name": entry.name,
         "summary": entry.summary,
         "provenance": entry.provenance,
         "image_shape": list(entry.image_shape),
         "options": {key: value if _is_plain(value) else repr(value) for key, value in entry.options.items()},
-        "pretrained": record,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from orthogonium.cli.values import radii
 from orthogonium.data import load_dataset, unit_pixels
 from orthogonium.errors import ParameterError
-from orthogonium.models import create_model, describe_model, list_models
+from orthogonium.models import create_model, describe_model, describe_pretrained, list_models
 from orthogonium.training import CheckpointError, Recipe, load_checkpoint
 
 RADII = (36 / 255, 72 / 255, 108 / 255)
@@ -28,7 +28,7 @@ class Network:
     data: str | None
     root: str | None
     radii: tuple[float, ...]
-    recipe: Recipe | None
+    recipe: Recipe | Mapping[str, Any]
     history: list[dict[str, float]]
     facts: Mapping[str, Any]
 
@@ -50,16 +50,17 @@ def load_network(checkpoint: str) -> Network:
         return _from_file(_of_folder(path))
     if path.is_file():
         return _from_file(path)
-    if checkpoint in pretrained_models():
+    trained = list_models(pretrained=True)
+    if checkpoint in trained:
         return _from_weights(checkpoint)
+    known = f"pretrained are {', '.join(trained)}" if trained else "there is no pretrained model"
     if checkpoint in list_models():
         raise ParameterError(
-            f"The model {checkpoint!r} has no trained weights: train it, `orthogonium train --model {checkpoint}`. "
-            f"Pretrained are {', '.join(pretrained_models()) or 'none'}."
+            f"{checkpoint!r} is an architecture, not a trained network ({known}): train it with "
+            f"`orthogonium train --model {checkpoint}`."
         )
     raise CheckpointError(
-        f"{checkpoint!r} is neither a file, nor the folder of a run, nor a pretrained model "
-        f"({', '.join(pretrained_models()) or 'there is none'})."
+        f"{checkpoint!r} is neither a file, nor the folder of a run, nor a pretrained model ({known})."
     )
 
 
@@ -101,21 +102,14 @@ def _from_file(path: Path) -> Network:
     return Network(name, found.model, shape, recipe.data, recipe.root, recipe.radii, recipe, found.history, facts)
 
 
-def pretrained_models() -> dict[str, dict[str, Any]]:
-    """Names of the networks whose trained weights are at hand, with what is recorded about each."""
-    import orthogonium.models
-
-    folder = Path(orthogonium.models.__file__).parent / "weights"
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-
-
 def _from_weights(name: str) -> Network:
-    record = pretrained_models()[name]
+    record = describe_pretrained(name)
     model = create_model(name, pretrained=True).eval()
-    shape = tuple(record.get("image_shape") or describe_model(name).image_shape)
-    radii = tuple(record.get("radii") or RADII)
-    facts = {"weights": "pretrained", "parameters": _count(model)}
-    return Network(name, model, shape, record.get("data"), None, radii, None, [], facts)
+    facts = {"weights": f"pretrained, {name}", "parameters": _count(model)}
+    eps = radii(list(record.certified_accuracy)) or RADII
+    return Network(
+        f"{name} on {record.data}", model, record.image_shape, record.data, None, eps, dict(record.recipe), [], facts
+    )
 
 
 def _count(model: nn.Module) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +41,9 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs per 
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 
 
+_NUMERIC = re.compile(r"([-+]?[\d.]+(e[-+]?\d+)?%?( of \d+)?)?")
+
+
 def console(*, stderr: bool = False) -> Console:
     """Where to print: plain text unless it is a terminal."""
     from rich.console import Console
@@ -56,7 +60,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     rows = [[str(cell) for cell in row] for row in rows]
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
-        numeric = bool(rows) and all(row[i].rstrip("%")[-1:].isdigit() or not row[i] for row in rows)
+        numeric = bool(rows) and all(_NUMERIC.fullmatch(row[i]) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))

@@ -108,6 +108,7 @@ def train(
         print(recipe.to_json())
         return 0
     folder = out or Path("runs") / f"{recipe.model}-{recipe.data}"
+    _check_run(folder, resume, strategy, accelerator)
     result = _fit(
         recipe, folder, resume=resume, devices=devices, nodes=nodes, strategy=strategy, accelerator=accelerator,
         progress=not quiet, tensorboard=logger is o.Logger.tensorboard, log_every=log_every,
@@ -116,6 +117,26 @@ def train(
     if result is None:
         return 130
     return _finish(result, folder, not no_report, attacked, as_json)
+
+
+def _check_run(folder: Path, resume: bool, strategy: str, accelerator: str) -> None:
+    """What Lightning or `fit` would refuse, in words of this command."""
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    from orthogonium.errors import ParameterError
+
+    if not resume and (folder / "last.ckpt").exists():
+        raise ParameterError(
+            f"{folder} already holds a training run: continue it with --resume, or choose another --out."
+        )
+    known = {
+        "--strategy": (strategy, ["auto", "fsdp", *StrategyRegistry.available_strategies()]),
+        "--accelerator": (accelerator, ["auto", "gpu", *AcceleratorRegistry.available_accelerators()]),
+    }
+    for flag, (value, choices) in known.items():
+        if value not in choices:
+            raise ParameterError(f"{flag} {value!r} is unknown: choose one of {', '.join(dict.fromkeys(choices))}.")
 
 
 def _fit(

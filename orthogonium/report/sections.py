@@ -146,14 +146,15 @@ def _curves(history: History, wanted: Callable[[str], bool]) -> list[Series]:
 
 
 def _label(key: str) -> str:
-    """A logged name in words, e.g. val_certified@0.25."""
+    """A logged name in words, e.g. val_certified@0.1412: the radii of 8-bit images are logged with four digits."""
     name, _, radius = key.partition("@")
     words = name.replace("val_certified", "certified").replace("train_", "training ").replace("val_", "validation ")
-    return words.replace("_", " ") + (f" at {radius_text(float(radius))}" if _is_number(radius) else radius)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    words = words.replace("_", " ")
+    if not radius.replace(".", "", 1).isdigit():
+        return words
+    nearest = round(float(radius) * 255) / 255
+    logged = f"{nearest:.4f}" == radius
+    return f"{words} at {radius_text(nearest if logged else float(radius))}"
 
 
 def spectra(layers: Sequence[LayerSpectrum]) -> str:
