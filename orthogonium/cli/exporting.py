@@ -5,6 +5,7 @@ Every file is read back and run beside the network, and the largest deviation of
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from enum import Enum
@@ -95,6 +96,7 @@ def _onnx(model: nn.Module, x: Tensor, path: Path) -> Restored:
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}: --format onnx needs `pip install onnx onnxruntime onnxscript`.") from error
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that are not needed
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         program = torch.onnx.export(

@@ -130,13 +130,12 @@ def _check_run(folder: Path, resume: bool, strategy: str, accelerator: str) -> N
         raise ParameterError(
             f"{folder} already holds a training run: continue it with --resume, or choose another --out."
         )
-    known = {
-        "--strategy": (strategy, ["auto", "fsdp", *StrategyRegistry.available_strategies()]),
-        "--accelerator": (accelerator, ["auto", "gpu", *AcceleratorRegistry.available_accelerators()]),
-    }
-    for flag, (value, choices) in known.items():
-        if value not in choices:
-            raise ParameterError(f"{flag} {value!r} is unknown: choose one of {', '.join(dict.fromkeys(choices))}.")
+    if strategy not in ("auto", "fsdp", *StrategyRegistry.available_strategies()):
+        raise ParameterError(f"--strategy {strategy!r} is unknown: it is auto, ddp, fsdp or another one of Lightning.")
+    if accelerator not in ("auto", "gpu", *AcceleratorRegistry.available_accelerators()):
+        raise ParameterError(
+            f"--accelerator {accelerator!r} is unknown: it is auto, cpu, gpu or another one of Lightning."
+        )
 
 
 def _fit(

@@ -56,7 +56,9 @@ th, td { padding: .35rem .75rem; border-bottom: 1px solid var(--rule); text-alig
 td.text { white-space: normal; min-width: 14rem; }
 tbody tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--card); font-weight: 600; }
-tbody th { font-weight: 500; }
+th:first-child { position: sticky; left: 0; }
+tbody th { font-weight: 500; background: var(--paper); }
+tr.warn th { background: var(--warn); }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 tr.warn { background: var(--warn); }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); gap: .75rem; padding: 0; margin: 0;

@@ -35,10 +35,8 @@ def headline(certificates: Certificates, attack: AttackCurve | None, broken: int
     """The numbers to remember."""
     cards = [("Clean accuracy", percent(certificates.accuracy), f"of {len(certificates.labels)} inputs", "plain")]
     for e, accuracy in zip(certificates.eps, certificates.certified_accuracy, strict=True):
-        cards.append(
-            (f"Certified at radius {radius_text(e)}", percent(accuracy), f"attacked: {_left(attack, e)}", "plain")
-        )
-    cards.append(("Lipschitz constant, at most", f"{certificates.bound.value:.6f}", "measured layer by layer", "plain"))
+        cards.append((f"Certified at {radius_text(e)}", percent(accuracy), f"attacked: {_left(attack, e)}", "plain"))
+    cards.append(("Lipschitz constant ≤", f"{certificates.bound.value:.6f}", "measured by layers", "plain"))
     if attack is not None:
         note = f"of {len(attack.distances)}, by {attack_name(attack)}"
         cards.append(("Broken certificates", str(broken), note, "bad" if broken else "good"))
@@ -89,9 +87,7 @@ def robustness(certificates: Certificates, attack: AttackCurve | None) -> str:
         "An attack below the certified curve would refute a certificate."
         if attack
         else "Certified accuracy: the fraction of inputs that are right and provably stay so within the radius.",
-        legend(lines),
-        f'<figure><div class="wide">{line_chart(lines, size=(960, 400), **options)}</div>'
-        f'<div class="narrow">{line_chart(lines, size=(358, 300), **options)}</div></figure>',
+        _figure(lines, (960, 400), **options),
         "<details><summary>The numbers</summary>"
         + table("Accuracy at each radius", ["radius", "certified", "attacked"], rows, numbers=(1, 2))
         + "</details>",
@@ -104,6 +100,12 @@ def _left(attack: AttackCurve | None, e: float) -> str:
     return percent(attack.accuracy[attack.eps.index(e)]) if attack is not None and e in attack.eps else "–"
 
 
+def _figure(lines: Sequence[Series], size: tuple[int, int], **options: Any) -> str:
+    """A chart with its legend, drawn for wide and for narrow screens: text has the same size on both."""
+    wide, narrow = line_chart(lines, size=size, **options), line_chart(lines, size=(358, 280), **options)
+    return f'<figure>{legend(lines)}<div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
+
+
 def training(history: History) -> str:
     """Losses and accuracies against the epoch."""
     losses = _curves(history, lambda key: "loss" in key)
@@ -114,15 +116,8 @@ def training(history: History) -> str:
     for lines, label, of_one in ((losses, "loss", False), (accuracies, "accuracy", True)):
         if lines:
             last = "; ".join(f"{s.label}: {_shown(s.y[-1], of_one)}" for s in lines)
-            chart = line_chart(
-                lines,
-                name=f"Training, {label}. At the end {last}.",
-                x_label="epoch",
-                y_label=label,
-                percent=of_one,
-                size=(460, 300),
-            )
-            figures.append(f"<figure>{legend(lines)}{chart}</figure>")
+            name = f"Training, {label}. At the end {last}."
+            figures.append(_figure(lines, (540, 300), name=name, x_label="epoch", y_label=label, percent=of_one))
     return section("training", "Training", "", f'<div class="pair">{"".join(figures)}</div>')
 
 
