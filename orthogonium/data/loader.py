@@ -1,0 +1,231 @@
+"""Loaders that index whole batches, are fixed by (seed, epoch, batch index), share batches exactly among processes
+and resume in the middle of an epoch.
+
+# Note [One global batch]
+A global batch is the same for any number of processes: every process computes the whole permutation and all random
+numbers of the batch, and takes its slice of both. Random numbers come from generators seeded by a hash of what they
+are for, so neither torch's global generator nor the batches before matter.
+"""  # noqa: D205, D415
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from orthogonium.data.augment import Augmentation, make_augmentation
+from orthogonium.data.images import ImageSource, unit_pixels
+from orthogonium.errors import ParameterError
+
+_ORDER, _AUGMENT, _WORKERS = range(3)  # what random numbers are for
+Batch = tuple[Tensor, Tensor]  # images (b, c, h, w), float32 in [0, 1], and labels (b,)
+_Request = tuple[Tensor, Tensor]  # indices (b,) and the random numbers (b, k) of their augmentation
+
+
+class _Batches(Dataset[Tensor]):
+    """Makes the images of a request, here or in a worker process of `torch.utils.data`."""
+
+    def __init__(self, source: ImageSource, augment: Augmentation) -> None:
+        self.source = source
+        self.augment = augment
+
+    def __getitem__(self, request: _Request) -> Tensor:
+        indices, drawn = request
+        return self.augment.apply(self.source.fetch(indices, self.augment.windows(drawn)), drawn)
+
+
+class _Loader:
+    """Makes batches, here or in worker processes."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        augment: str | Augmentation,
+        rank: int,
+        world_size: int,
+        num_workers: int,
+    ) -> None:
+        name = type(self).__name__
+        if batch_size < 1 or num_workers < 0:
+            raise ParameterError(f"{name} needs batch_size ≥ 1, num_workers ≥ 0: got {batch_size}, {num_workers}.")
+        if not 0 <= rank < world_size:
+            raise ParameterError(f"{name} needs 0 ≤ rank < world_size: got rank {rank} of {world_size}.")
+        self.source = source
+        self.batch_size = batch_size
+        self.augment = make_augmentation(augment)
+        self.augment.check(source.image_shape)
+        self.rank = rank
+        self.world_size = world_size
+        self.num_workers = num_workers
+
+    def _make(self, indices: Sequence[Tensor], requests: Iterable[_Request]) -> Iterator[Batch]:
+        """The images and labels of each request."""
+        batches = _Batches(self.source, self.augment)
+        made: Iterable[Tensor] = map(batches.__getitem__, requests)
+        if self.num_workers:
+            # without a generator of its own it would draw the seeds of its workers from the global one
+            made = DataLoader(
+                batches, None, sampler=requests, num_workers=self.num_workers, generator=_generator(_WORKERS)
+            )
+        for index, images in zip(indices, made, strict=True):
+            yield unit_pixels(images), self.source.labels[index]
+
+
+class TrainLoader(_Loader):
+    """Shuffled, augmented batches of an epoch; an incomplete last batch is left out.
+
+    The order and every random change are functions of (seed, epoch, batch index) and of nothing else, and the
+    batches of `world_size` processes together are those of a single one, sample by sample (Note [One global batch]).
+    `state_dict` holds how far the epoch has come; after `load_state_dict` the next iteration goes on from there,
+    also with another number of processes.
+
+    Args:
+        source: images to train on.
+        batch_size: samples of a batch over all processes; a multiple of `world_size`.
+        augment: a name of `AUGMENTATIONS` or an `Augmentation`.
+        seed: chooses orders and random changes.
+        rank: index of this process.
+        world_size: number of processes.
+        num_workers: processes that read images beside this one; 0 for images in memory.
+
+    >>> from orthogonium.data import TrainLoader, load_dataset
+    >>> loader = TrainLoader(load_dataset("digits").train, batch_size=64, augment="shift")
+    >>> loader.set_epoch(3)
+    >>> images, labels = next(iter(loader))
+    >>> len(loader), images.shape, loader.state_dict()["batches"]
+    (21, torch.Size([64, 1, 8, 8]), 1)
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        *,
+        augment: str | Augmentation = "none",
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(source, batch_size, augment, rank, world_size, num_workers)
+        if batch_size % world_size:
+            raise ParameterError(
+                f"TrainLoader: a global batch of {batch_size} cannot be shared equally by {world_size} processes. "
+                f"Use a multiple of {world_size}."
+            )
+        if batch_size > len(source):
+            raise ParameterError(
+                f"TrainLoader: a batch of {batch_size} is larger than the {len(source)} images to train on. Lower it."
+            )
+        if seed < 0:
+            raise ParameterError(f"TrainLoader needs seed ≥ 0: got {seed}.")
+        self.seed = seed
+        self.epoch = 0
+        self._batches = 0  # already given in this epoch
+        self._resume = False
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self.source) // self.batch_size
+
+    @property
+    def sampler(self) -> TrainLoader:
+        """The loader: Lightning calls `set_epoch` on the sampler of a loader."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, from its start; the current epoch goes on where it is."""
+        if epoch < 0:
+            raise ParameterError(f"TrainLoader needs an epoch ≥ 0: got {epoch}.")
+        if epoch != self.epoch:
+            self.epoch, self._batches, self._resume = epoch, 0, False
+
+    def __iter__(self) -> Iterator[Batch]:
+        # Nothing runs before the first `next`: Lightning makes the iterator before it restores or sets the epoch.
+        epoch, first = self.epoch, self._batches if self._resume else 0
+        self._batches, self._resume = first, False
+        share = self.batch_size // self.world_size
+        mine = slice(self.rank * share, (self.rank + 1) * share)
+        order = torch.randperm(len(self.source), generator=_generator(_ORDER, self.seed, epoch))
+        batches = order[: len(self) * self.batch_size].view(-1, self.batch_size)
+        indices = batches[first:, mine].unbind()
+        requests = (
+            (part, self.augment.draw(self.batch_size, _generator(_AUGMENT, self.seed, epoch, index))[mine])
+            for index, part in enumerate(indices, start=first)
+        )
+        for given, batch in enumerate(self._make(indices, requests), start=first + 1):
+            self._batches = given
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, its batches given so far, and what they depend on; the same in every process."""
+        return {"epoch": self.epoch, "batches": self._batches, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the batches of `state`, which must come from a loader of the same data and settings."""
+        saved = {key: state.get(key) for key in self._identity()}
+        if saved != self._identity():
+            raise ParameterError(
+                f"TrainLoader: the saved loader had {saved}, this one has {self._identity()}. "
+                "Resume with the same settings, or start anew from the saved weights."
+            )
+        self.epoch, self._batches, self._resume = state["epoch"], state["batches"], True
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "samples": len(self.source),
+            "batch_size": self.batch_size,
+            "augment": repr(self.augment),
+            "seed": self.seed,
+        }
+
+
+class EvalLoader(_Loader):
+    """Every sample exactly once, in order, also when several processes share the work.
+
+    The n samples are cut into K·world_size consecutive pieces whose sizes differ by at most one; the processes take
+    turns. So each has the same number K of batches (collectives cannot hang), none is empty, and no sample is
+    repeated to fill one up. Add counts over batches and processes, as `torchmetrics` does, rather than averaging
+    averages: the pieces are not all of the same size.
+
+    Args:
+        source: images to evaluate.
+        batch_size: largest number of samples of a batch over all processes (more if that gave a process none).
+        rank: index of this process.
+        world_size: number of processes.
+        num_workers: processes that read images beside this one; 0 for images in memory.
+
+    >>> from orthogonium.data import EvalLoader, load_dataset
+    >>> test = load_dataset("digits").test
+    >>> sum(len(labels) for _, labels in EvalLoader(test, 128)) == len(test)
+    True
+    """
+
+    def __init__(
+        self, source: ImageSource, batch_size: int, *, rank: int = 0, world_size: int = 1, num_workers: int = 0
+    ) -> None:
+        super().__init__(source, batch_size, "none", rank, world_size, num_workers)
+        if len(source) < world_size:
+            raise ParameterError(
+                f"EvalLoader: {len(source)} images cannot be shared by {world_size} processes. Use fewer processes."
+            )
+
+    def __len__(self) -> int:
+        """Batches of each process."""
+        return min(-(-len(self.source) // self.batch_size), len(self.source) // self.world_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        n, pieces = len(self.source), len(self) * self.world_size
+        bounds = [n * piece // pieces for piece in range(pieces + 1)]
+        indices = [torch.arange(bounds[i], bounds[i + 1]) for i in range(self.rank, pieces, self.world_size)]
+        yield from self._make(indices, [(part, torch.empty(len(part), 0)) for part in indices])
+
+
+def _generator(*purpose: int) -> Generator:
+    """A generator seeded by a hash of `purpose`."""
+    return Generator().manual_seed(int(np.random.SeedSequence(purpose).generate_state(1)[0]))
