@@ -1,0 +1,285 @@
+"""What architectures are made of: a convolution or dense layer with its centering and activation, poolings, heads.
+
+An architecture says where a layer stands; `Parts` says which layer that is: one of `orthogonium.methods.METHODS` by
+name, or any class that is called like `nn.Conv2d` and `nn.Linear`. `stem`, `pooling` and `assemble` are the two ends.
+
+Note [Activation inside]
+The layers of some methods (SLL, sandwich, CPL) contain their activation. They get no second one. Those that keep the
+number of channels and pixels leave strides and changes of channels to others: SLL to "sll-aoc", CPL to "aoc".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from orthogonium.class_param import ClassParam
+from orthogonium.errors import ParameterError
+from orthogonium.layers import (
+    Abs,
+    BatchCentering2D,
+    GlobalL2NormPool,
+    GlobalMaxPool,
+    GroupSort,
+    HouseHolder,
+    InvertibleDownsampling,
+    LayerCentering2D,
+    LipschitzConv2d,
+    LipschitzLinear,
+    MaxMin,
+    NActivation,
+    OrthoLinear,
+    ScaledGlobalAvgPool,
+    SDPBasedLipschitzDense,
+    UnitNormLinear,
+)
+from orthogonium.layers.conv.base import ConstrainedConvNd
+from orthogonium.methods import METHODS
+from orthogonium.models.input_normalization import InputNormalization
+
+Factory = Callable[..., nn.Module]
+ImageShape = tuple[int, int, int]
+
+# name → (number that must divide the channels, module for that many channels)
+ACTIVATIONS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
+    "maxmin": (2, lambda channels: MaxMin()),
+    "groupsort": (4, lambda channels: GroupSort(4)),
+    "householder": (2, HouseHolder),
+    "abs": (1, lambda channels: Abs()),
+    "nactivation": (1, NActivation),
+    "relu": (1, lambda channels: nn.ReLU()),
+}
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch-centering": BatchCentering2D,
+    "layer-centering": LayerCentering2D,
+}
+POOLS: dict[str, Callable[[], nn.Module]] = {
+    "flatten": nn.Flatten,
+    "avg": ScaledGlobalAvgPool,
+    "l2": GlobalL2NormPool,
+    "max": GlobalMaxPool,
+}
+HEADS: dict[str, Factory] = {"global": OrthoLinear, "classwise": UnitNormLinear}
+_TRANSITION = {"sll": "sll-aoc"}
+
+
+def one_of(table: dict[str, Any], name: str, what: str) -> Any:
+    """The entry of a table, or an error that lists its keys."""
+    if name not in table:
+        raise ParameterError(f"There is no {what} {name!r}. Known: {', '.join(table)}.")
+    return table[name]
+
+
+def check_image(model: str, image_shape: Sequence[int], n_classes: int) -> ImageShape:
+    """The shape as a tuple of three positive integers."""
+    shape = tuple(image_shape)
+    if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ParameterError(
+            f"{model}: image_shape is (channels, height, width), e.g. (3, 32, 32): got {image_shape!r}."
+        )
+    if not isinstance(n_classes, int) or n_classes < 1:
+        raise ParameterError(f"{model}: n_classes must be a positive integer, got {n_classes!r}.")
+    return shape
+
+
+def same_padding(kernel_size: int, stride: int) -> int | str:
+    """Padding for `size/stride` pixels, as the integer that every convolution takes where one gives that.
+
+    An even kernel that does not stride has no such integer, and gets "same".
+
+    >>> from orthogonium.models.parts import same_padding
+    >>> same_padding(3, 1), same_padding(3, 2), same_padding(4, 2), same_padding(4, 1)
+    (1, 1, 1, 'same')
+    """
+    total = kernel_size - (stride if kernel_size % 2 == stride % 2 else 1)
+    return total // 2 if total >= 0 and total % 2 == 0 else "same"
+
+
+def layer_of(factory: Factory) -> Factory:
+    """The class inside `ClassParam` and `functools.partial`."""
+    while isinstance(factory, ClassParam | functools.partial):
+        factory = factory.fct if isinstance(factory, ClassParam) else factory.func
+    return factory
+
+
+def _is_ours(conv: Factory) -> bool:
+    """Whether these are our convolutions, which take "same" with any stride (and for the grown kernel of SOC)."""
+    made = layer_of(conv)
+    return isinstance(made, type) and issubclass(made, ConstrainedConvNd)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The layers of an architecture.
+
+    Attributes:
+        method: of convolutions and dense layers, a key of `METHODS`; "aoc" if neither this nor `conv` is given.
+        conv: instead, a class that is called like `nn.Conv2d`; its layers are linear.
+        lin: instead of the dense layer of the method, a class that is called like `nn.Linear`.
+        act: a key of `ACTIVATIONS`, or a class that is called without arguments.
+        norm: a key of `NORMS`, a class that is called with the number of channels, or None.
+        padding_mode: "circular" or "zeros"; None leaves it to `conv`.
+        bias: whether convolutions have one; None leaves it to `conv`.
+        norm_last: whether centering follows the activation instead of the convolution.
+    """
+
+    method: str | None = None
+    conv: Factory | None = None
+    lin: Factory | None = None
+    act: str | Factory = "maxmin"
+    norm: str | Factory | None = None
+    padding_mode: str | None = "circular"
+    bias: bool | None = True
+    norm_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.conv is not None:
+            raise ParameterError(f"Give either method or conv: got method={self.method!r} and conv={self.conv}.")
+        if self.method is not None and (self.method not in METHODS or 2 not in METHODS[self.method].conv):
+            known = ", ".join(name for name, entry in METHODS.items() if 2 in entry.conv)
+            raise ParameterError(f"There is no method {self.method!r} for images. Known: {known}.")
+        if self.padding_mode not in ("circular", "zeros") and (self.conv is None or self.padding_mode is not None):
+            raise ParameterError(f"padding_mode is 'circular' or 'zeros': got {self.padding_mode!r}.")
+        if isinstance(self.act, str):
+            one_of(ACTIVATIONS, self.act, "activation")
+        if isinstance(self.norm, str):
+            one_of(NORMS, self.norm, "norm")
+
+    def activation(self, channels: int) -> nn.Module:
+        """The activation for this many channels."""
+        if not isinstance(self.act, str):
+            return self.act()
+        divisor, make = ACTIVATIONS[self.act]
+        if channels % divisor:
+            raise ParameterError(
+                f"Activation {self.act!r} needs a multiple of {divisor} channels, got {channels}. Change the width, or "
+                "use act='abs'."
+            )
+        return make(channels)
+
+    def centering(self, channels: int) -> list[nn.Module]:
+        """The normalization for this many channels, if there is one."""
+        if self.norm is None:
+            return []
+        return [NORMS[self.norm](channels) if isinstance(self.norm, str) else self.norm(channels)]
+
+    @property
+    def residual(self) -> bool:
+        """Whether the layers of the method have a skip connection of their own."""
+        return self.method in ("sll", "sll-aoc", "cpl")
+
+    def unit(self, cin: int, cout: int, kernel_size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+        """Convolution, centering, activation; `⌈size/stride⌉` pixels. Note [Activation inside]."""
+        method = self._method_for(cin, cout, stride)
+        layer = self.convolution(cin, cout, kernel_size, stride, groups)
+        norm = self.centering(cout)
+        act = [] if self.conv is None and METHODS[method].activated else [self.activation(cout)]
+        return [layer, *act, *norm] if self.norm_last else [layer, *norm, *act]
+
+    def convolution(self, cin: int, cout: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Module:
+        """The convolution alone."""
+        options = {"padding_mode": self.padding_mode, "bias": self.bias, "groups": None if groups == 1 else groups}
+        given = {name: value for name, value in options.items() if value is not None}
+        if self.conv is None:
+            method = self._method_for(cin, cout, stride)
+            return LipschitzConv2d(cin, cout, kernel_size, stride, method=method, **given)
+        padding = "same" if _is_ours(self.conv) else same_padding(kernel_size, stride)
+        return self.conv(cin, cout, kernel_size=kernel_size, stride=stride, padding=padding, **given)
+
+    def _method_for(self, cin: int, cout: int, stride: int) -> str:
+        """The method, or the one that takes its place where it cannot stride or change channels."""
+        method = self.method or "aoc"
+        entry = METHODS[method]
+        kept = (cin == cout or not entry.square) and (stride == 1 or entry.stride)
+        return method if kept else _TRANSITION.get(method, "aoc")
+
+    def dense(self, features: int, outputs: int) -> list[nn.Module]:
+        """Dense layer and activation. Note [Activation inside]."""
+        if self.lin is not None:
+            return [self.lin(features, outputs), self.activation(outputs)]
+        method = self.method or "aoc"
+        if method in ("sll", "sll-aoc"):
+            return [SDPBasedLipschitzDense(features, outputs, inner_dim=outputs)]
+        entry = METHODS[method]
+        if entry.linear is None or (entry.square and features != outputs):
+            method = "aoc"
+        layer = LipschitzLinear(features, outputs, method=method)
+        return [layer] if METHODS[method].activated else [layer, self.activation(outputs)]
+
+    def head(self, kind: str | Factory | None, features: int, n_classes: int) -> nn.Module:
+        """The last layer: a key of `HEADS`, a class called like `nn.Linear`, or by default `lin` or "global"."""
+        if kind is None:
+            kind = "global" if self.lin is None else self.lin
+        return (one_of(HEADS, kind, "head") if isinstance(kind, str) else kind)(features, n_classes)
+
+
+def stem(
+    model: str,
+    image_shape: ImageShape,
+    patch: int = 1,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> tuple[list[nn.Module], ImageShape]:
+    """What comes before the first convolution, if anything, and the shape behind it.
+
+    Args:
+        model: for messages.
+        image_shape: of the images.
+        patch: size of the blocks of pixels that become channels.
+        mean: of the pixels, to be subtracted.
+        std: of the pixels, to be divided by: it multiplies the constant of the model by `1/min std`.
+    """
+    channels, height, width = image_shape
+    layers: list[nn.Module] = []
+    if mean is not None or std is not None:
+        layers.append(InputNormalization(channels, 0.0 if mean is None else mean, std))
+    if patch < 1 or height % patch or width % patch:
+        raise ParameterError(
+            f"{model}: patch, the size of blocks of pixels, must divide the image {height}×{width}: got {patch}."
+        )
+    if patch > 1:
+        layers.append(InvertibleDownsampling(patch))
+    return layers, (channels * patch**2, height // patch, width // patch)
+
+
+def assemble(
+    parts: Parts,
+    first: list[nn.Module],
+    features: list[nn.Module],
+    shape: ImageShape,
+    pool: str,
+    hidden: Sequence[int],
+    head: str | Factory | None,
+    n_classes: int,
+) -> nn.Sequential:
+    """A classifier: what `stem` gave, features of this shape, pooling by name, dense layers and a head."""
+    size = shape[0] * shape[1] * shape[2] if pool == "flatten" else shape[0]
+    pooling = one_of(POOLS, pool, "pool")()
+    dense: list[nn.Module] = []
+    for outputs in hidden:
+        dense += parts.dense(size, outputs)
+        size = outputs
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Sequential(*first),
+            features=nn.Sequential(*features),
+            pool=pooling,
+            dense=nn.Sequential(*dense),
+            head=parts.head(head, size, n_classes),
+        )
+    )
+
+
+def halved(size: int, times: int = 1) -> int:
+    """Pixels after this many strides of 2.
+
+    >>> from orthogonium.models.parts import halved
+    >>> halved(28, 3)
+    4
+    """
+    return -(-size // 2**times)
