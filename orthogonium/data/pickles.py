@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,11 +22,22 @@ def _encode(text: str, encoding: str = "utf-8") -> bytes:
     return text.encode("latin1")
 
 
+def _frombuffer(
+    raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"], axis_order: None = None
+) -> np.ndarray:
+    """How numpy writes arrays into protocol 5, but for arrays with permuted axes (`axis_order`)."""
+    if axis_order is not None:
+        raise pickle.UnpicklingError("arrays with permuted axes are not permitted")
+    return np.frombuffer(raw, dtype=dtype).reshape(shape, order=order)
+
+
 # The function behind every pickled array; its module moved between versions of numpy, so it is taken from an array.
 _reconstruct: Any = np.empty(0).__reduce__()[0]
 _PERMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,

@@ -1,7 +1,19 @@
 """Networks by name: `create_model`, `list_models`, `describe_model`. One architecture per file."""
 
-from orthogonium.models import aocnet_tiny as _aocnet_tiny  # noqa: F401  registers it
-from orthogonium.models.create import create_model, describe_model, list_models
+from orthogonium.models import (  # noqa: F401  (they register themselves)
+    aocnet_tiny,
+    aocnet_v1,
+    bcop_large_cnn,
+    conv_mixer_inspired,
+    lip_convmixer,
+    lip_resnet,
+    lip_vgg,
+    patch_based_cnn,
+    sll_resnet50,
+    staged_cnn,
+)
+from orthogonium.models.create import create_model, describe_model, describe_pretrained, list_models
 from orthogonium.models.registry import ModelEntry
+from orthogonium.models.weights import Pretrained
 
-__all__ = ["ModelEntry", "create_model", "describe_model", "list_models"]
+__all__ = ["ModelEntry", "Pretrained", "create_model", "describe_model", "describe_pretrained", "list_models"]

@@ -8,13 +8,12 @@ architectures".
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.models.parts import Factory, Parts, check_image, entrance, pooled
+from orthogonium.models.parts import Factory, Parts, assemble, check_image, halved, stem
 from orthogonium.models.registry import register
 
 
@@ -66,26 +65,11 @@ def aocnet_tiny(
     if not widths or depth < 1:
         raise ParameterError(f"aocnet_tiny needs a stage and a convolution in it: got widths {widths}, depth {depth}.")
     parts = Parts(method, conv, lin, act, norm, padding_mode, bias)
-    first, (channels, height, width) = entrance("aocnet_tiny", shape, patch, mean, std)
-
+    first, (channels, height, width) = stem("aocnet_tiny", shape, patch, mean, std)
     features: list[nn.Module] = []
     for w in widths:
         for i in range(depth):
             features += parts.unit(channels, w, kernel_size, stride=2 if i == depth - 1 else 1)
             channels = w
-        height, width = -(-height // 2), -(-width // 2)
-
-    pooling, size = pooled(pool, (channels, height, width))
-    dense: list[nn.Module] = []
-    for outputs in hidden:
-        dense += parts.dense(size, outputs)
-        size = outputs
-    return nn.Sequential(
-        OrderedDict(
-            entrance=nn.Sequential(*first),
-            features=nn.Sequential(*features),
-            pool=pooling,
-            dense=nn.Sequential(*dense),
-            head=parts.head(head, size, n_classes),
-        )
-    )
+    size = halved(height, len(widths)), halved(width, len(widths))
+    return assemble(parts, first, features, (channels, *size), pool, hidden, head, n_classes)

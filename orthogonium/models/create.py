@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from orthogonium.errors import ParameterError
+from orthogonium.models import weights
 from orthogonium.models.registry import REGISTRY, ModelEntry, check_options, find
 
 
@@ -21,10 +23,11 @@ def create_model(
     """The network of this name, from images to logits.
 
     Args:
-        name: one of `list_models()`.
+        name: one of `list_models()`; with `pretrained` also one of `list_models(pretrained=True)`.
         image_shape: (channels, height, width); None for the default of the model.
         n_classes: number of logits; None for the default of the model, 10 or 1000.
-        pretrained: whether to load trained weights.
+        pretrained: whether to load the weights that come with the library, of which there is at most a handful. Their
+            options are taken over, arguments that contradict them are refused, and the model is in eval mode.
         options: of the model, see `describe_model(name).options`.
 
     >>> from orthogonium.models import create_model
@@ -32,14 +35,27 @@ def create_model(
     >>> model(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
+    if pretrained:
+        return weights.load(weights.choose(name, image_shape, n_classes, options))
+    if name not in REGISTRY and name in weights.list_pretrained():
+        raise ParameterError(f"{name!r} are trained weights: pass pretrained=True.")
     entry = find(name)
     check_options(entry, options)
-    return entry.build(image_shape or entry.image_shape, n_classes or entry.n_classes, **options)
+    return entry.build(
+        entry.image_shape if image_shape is None else image_shape,
+        entry.n_classes if n_classes is None else n_classes,
+        **options,
+    )
 
 
-def list_models() -> list[str]:
-    """Names of all models, sorted."""
-    return sorted(REGISTRY)
+def list_models(*, pretrained: bool = False) -> list[str]:
+    """Names of all models, sorted; or of all trained weights.
+
+    >>> from orthogonium.models import list_models
+    >>> "aocnet_tiny" in list_models()
+    True
+    """
+    return sorted(weights.list_pretrained() if pretrained else REGISTRY)
 
 
 def describe_model(name: str) -> ModelEntry:
@@ -50,3 +66,12 @@ def describe_model(name: str) -> ModelEntry:
     3
     """
     return find(name)
+
+
+def describe_pretrained(name: str) -> weights.Pretrained:
+    """What trained weights are of and what was measured with them: data, accuracy, certified accuracy, recipe.
+
+    Args:
+        name: of weights, or of a model that has been trained once.
+    """
+    return weights.choose(name, None, None, {})

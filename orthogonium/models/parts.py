@@ -1,7 +1,7 @@
 """What architectures are made of: a convolution or dense layer with its centering and activation, poolings, heads.
 
 An architecture says where a layer stands; `Parts` says which layer that is: one of `orthogonium.methods.METHODS` by
-name, or any class that is called like `nn.Conv2d` and `nn.Linear`.
+name, or any class that is called like `nn.Conv2d` and `nn.Linear`. `stem`, `pooling` and `assemble` are the two ends.
 
 Note [Activation inside]
 The layers of some methods (SLL, sandwich, CPL) contain their activation. They get no second one. Those that keep the
@@ -10,12 +10,15 @@ number of channels and pixels leave strides and changes of channels to others: S
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from orthogonium.class_param import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import (
     Abs,
@@ -35,6 +38,7 @@ from orthogonium.layers import (
     SDPBasedLipschitzDense,
     UnitNormLinear,
 )
+from orthogonium.layers.conv.base import ConstrainedConvNd
 from orthogonium.methods import METHODS
 from orthogonium.models.input_normalization import InputNormalization
 
@@ -84,7 +88,7 @@ def check_image(model: str, image_shape: Sequence[int], n_classes: int) -> Image
 
 
 def same_padding(kernel_size: int, stride: int) -> int | str:
-    """Padding for `⌈size/stride⌉` pixels, as the integer that every convolution takes where one gives that.
+    """Padding for `size/stride` pixels, as the integer that every convolution takes where one gives that.
 
     An even kernel that does not stride has no such integer, and gets "same".
 
@@ -94,6 +98,19 @@ def same_padding(kernel_size: int, stride: int) -> int | str:
     """
     total = kernel_size - (stride if kernel_size % 2 == stride % 2 else 1)
     return total // 2 if total >= 0 and total % 2 == 0 else "same"
+
+
+def layer_of(factory: Factory) -> Factory:
+    """The class inside `ClassParam` and `functools.partial`."""
+    while isinstance(factory, ClassParam | functools.partial):
+        factory = factory.fct if isinstance(factory, ClassParam) else factory.func
+    return factory
+
+
+def _is_ours(conv: Factory) -> bool:
+    """Whether these are our convolutions, which take "same" with any stride (and for the grown kernel of SOC)."""
+    made = layer_of(conv)
+    return isinstance(made, type) and issubclass(made, ConstrainedConvNd)
 
 
 @dataclass(frozen=True)
@@ -106,8 +123,9 @@ class Parts:
         lin: instead of the dense layer of the method, a class that is called like `nn.Linear`.
         act: a key of `ACTIVATIONS`, or a class that is called without arguments.
         norm: a key of `NORMS`, a class that is called with the number of channels, or None.
-        padding_mode: "circular" or "zeros".
-        bias: whether convolutions have one.
+        padding_mode: "circular" or "zeros"; None leaves it to `conv`.
+        bias: whether convolutions have one; None leaves it to `conv`.
+        norm_last: whether centering follows the activation instead of the convolution.
     """
 
     method: str | None = None
@@ -115,8 +133,9 @@ class Parts:
     lin: Factory | None = None
     act: str | Factory = "maxmin"
     norm: str | Factory | None = None
-    padding_mode: str = "circular"
-    bias: bool = True
+    padding_mode: str | None = "circular"
+    bias: bool | None = True
+    norm_last: bool = False
 
     def __post_init__(self) -> None:
         if self.method is not None and self.conv is not None:
@@ -124,7 +143,7 @@ class Parts:
         if self.method is not None and (self.method not in METHODS or 2 not in METHODS[self.method].conv):
             known = ", ".join(name for name, entry in METHODS.items() if 2 in entry.conv)
             raise ParameterError(f"There is no method {self.method!r} for images. Known: {known}.")
-        if self.padding_mode not in ("circular", "zeros"):
+        if self.padding_mode not in ("circular", "zeros") and (self.conv is None or self.padding_mode is not None):
             raise ParameterError(f"padding_mode is 'circular' or 'zeros': got {self.padding_mode!r}.")
         if isinstance(self.act, str):
             one_of(ACTIVATIONS, self.act, "activation")
@@ -149,28 +168,35 @@ class Parts:
             return []
         return [NORMS[self.norm](channels) if isinstance(self.norm, str) else self.norm(channels)]
 
+    @property
+    def residual(self) -> bool:
+        """Whether the layers of the method have a skip connection of their own."""
+        return self.method in ("sll", "sll-aoc", "cpl")
+
     def unit(self, cin: int, cout: int, kernel_size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
         """Convolution, centering, activation; `⌈size/stride⌉` pixels. Note [Activation inside]."""
-        layer, activated = self._convolution(cin, cout, kernel_size, stride, groups)
-        return [layer, *self.centering(cout), *([] if activated else [self.activation(cout)])]
+        method = self._method_for(cin, cout, stride)
+        layer = self.convolution(cin, cout, kernel_size, stride, groups)
+        norm = self.centering(cout)
+        act = [] if self.conv is None and METHODS[method].activated else [self.activation(cout)]
+        return [layer, *act, *norm] if self.norm_last else [layer, *norm, *act]
 
-    def _convolution(
-        self, cin: int, cout: int, kernel_size: int, stride: int, groups: int
-    ) -> tuple[nn.Module, bool]:  # and whether the layer contains its activation
-        mode, bias = self.padding_mode, self.bias
-        if self.conv is not None:
-            grouped = {} if groups == 1 else {"groups": groups}
-            padding = same_padding(kernel_size, stride)
-            options: dict[str, Any] = {"stride": stride, "padding": padding, "padding_mode": mode, "bias": bias}
-            return self.conv(cin, cout, kernel_size=kernel_size, **options, **grouped), False
+    def convolution(self, cin: int, cout: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Module:
+        """The convolution alone."""
+        options = {"padding_mode": self.padding_mode, "bias": self.bias, "groups": None if groups == 1 else groups}
+        given = {name: value for name, value in options.items() if value is not None}
+        if self.conv is None:
+            method = self._method_for(cin, cout, stride)
+            return LipschitzConv2d(cin, cout, kernel_size, stride, method=method, **given)
+        padding = "same" if _is_ours(self.conv) else same_padding(kernel_size, stride)
+        return self.conv(cin, cout, kernel_size=kernel_size, stride=stride, padding=padding, **given)
+
+    def _method_for(self, cin: int, cout: int, stride: int) -> str:
+        """The method, or the one that takes its place where it cannot stride or change channels."""
         method = self.method or "aoc"
         entry = METHODS[method]
-        if (entry.square and cin != cout) or (not entry.stride and stride != 1):
-            method = _TRANSITION.get(method, "aoc")
-        layer = LipschitzConv2d(
-            cin, cout, kernel_size, stride, groups=groups, bias=bias, padding_mode=mode, method=method
-        )
-        return layer, METHODS[method].activated
+        kept = (cin == cout or not entry.square) and (stride == 1 or entry.stride)
+        return method if kept else _TRANSITION.get(method, "aoc")
 
     def dense(self, features: int, outputs: int) -> list[nn.Module]:
         """Dense layer and activation. Note [Activation inside]."""
@@ -192,7 +218,7 @@ class Parts:
         return (one_of(HEADS, kind, "head") if isinstance(kind, str) else kind)(features, n_classes)
 
 
-def entrance(
+def stem(
     model: str,
     image_shape: ImageShape,
     patch: int = 1,
@@ -221,7 +247,39 @@ def entrance(
     return layers, (channels * patch**2, height // patch, width // patch)
 
 
-def pooled(kind: str, shape: ImageShape) -> tuple[nn.Module, int]:
-    """Pooling by name, and the number of features behind it."""
-    features = shape[0] * shape[1] * shape[2] if kind == "flatten" else shape[0]
-    return one_of(POOLS, kind, "pool")(), features
+def assemble(
+    parts: Parts,
+    first: list[nn.Module],
+    features: list[nn.Module],
+    shape: ImageShape,
+    pool: str,
+    hidden: Sequence[int],
+    head: str | Factory | None,
+    n_classes: int,
+) -> nn.Sequential:
+    """A classifier: what `stem` gave, features of this shape, pooling by name, dense layers and a head."""
+    size = shape[0] * shape[1] * shape[2] if pool == "flatten" else shape[0]
+    pooling = one_of(POOLS, pool, "pool")()
+    dense: list[nn.Module] = []
+    for outputs in hidden:
+        dense += parts.dense(size, outputs)
+        size = outputs
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Sequential(*first),
+            features=nn.Sequential(*features),
+            pool=pooling,
+            dense=nn.Sequential(*dense),
+            head=parts.head(head, size, n_classes),
+        )
+    )
+
+
+def halved(size: int, times: int = 1) -> int:
+    """Pixels after this many strides of 2.
+
+    >>> from orthogonium.models.parts import halved
+    >>> halved(28, 3)
+    4
+    """
+    return -(-size // 2**times)

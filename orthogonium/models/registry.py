@@ -43,25 +43,38 @@ REGISTRY: dict[str, ModelEntry] = {}
 
 
 def register(
-    name: str | None = None, *, image_shape: tuple[int, int, int], n_classes: int = 10
+    name: str | None = None,
+    *,
+    image_shape: tuple[int, int, int],
+    n_classes: int = 10,
+    summary: str | None = None,
+    **defaults: Any,
 ) -> Callable[[Builder], Builder]:
     """Enter a function `(image shape, number of classes, options…)` under its own name, or this one.
 
-    The first line of its docstring becomes the summary; that of its module, after the title, the provenance.
+    The first line of its docstring is the summary, if no other is given; the second paragraph of the docstring of its
+    module is the provenance. `defaults` replace those of the options: the sizes of a family have names of their own.
     """
 
     def enter(build: Builder) -> Builder:
         key = name or build.__name__
-        leading, *rest = inspect.signature(build).parameters.values()
-        options = {p.name: p.default for p in rest if p.name != "n_classes"}
-        module = inspect.getmodule(build)
-        provenance = " ".join((inspect.getdoc(module) or "").partition("\n\n")[2].partition("\n\n")[0].split())
-        summary = (inspect.getdoc(build) or "").partition("\n")[0]
+        shape, *rest = inspect.signature(build).parameters.values()
+        options = {p.name: defaults.get(p.name, p.default) for p in rest if p.name != "n_classes"}
+        assert defaults.keys() <= options.keys()
 
         def make(image_shape: Sequence[int], n_classes: int, **chosen: Any) -> nn.Module:
-            return build(**{leading.name: image_shape, "n_classes": n_classes}, **chosen)
+            return build(**{shape.name: image_shape, "n_classes": n_classes, **defaults, **chosen})
 
-        REGISTRY[key] = ModelEntry(key, summary, provenance, image_shape, n_classes, MappingProxyType(options), make)
+        paragraphs = (inspect.getdoc(inspect.getmodule(build)) or "").split("\n\n")
+        REGISTRY[key] = ModelEntry(
+            key,
+            summary or (inspect.getdoc(build) or "").partition("\n")[0],
+            " ".join(paragraphs[1].split()),
+            image_shape,
+            n_classes,
+            MappingProxyType(options),
+            make,
+        )
         return build
 
     return enter

@@ -1,0 +1,86 @@
+"""ConvMixer on orthogonal layers, as first published with them.
+
+Boissin, Mamalet, Fel, Picard, Massena, Serrurier (2025), "An adaptive orthogonal convolution scheme for efficient and
+flexible CNN architectures", after Trockman, Kolter (2022), "Patches are all you need?".
+
+`lip_convmixer` is the same architecture with a choice of method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from orthogonium.class_param import ClassParam
+from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveSOCConv2d
+from orthogonium.models.lip_convmixer import mixer_groups
+from orthogonium.models.parts import Factory, layer_of
+from orthogonium.models.patch_based_cnn import patches
+from orthogonium.models.published import (
+    AVG_POOL,
+    CIRCULAR_CONV,
+    LAYER_CENTERING,
+    MAXMIN,
+    ORTHOGONAL,
+    pool_and_flatten,
+    published_parts,
+)
+from orthogonium.models.registry import register
+
+_DEPTHWISE = ClassParam(AdaptiveSOCConv2d, bias=False)
+
+
+def _only_shifts(conv: Factory) -> bool:
+    """Whether these convolutions have no free parameter where a group has one channel."""
+    made = layer_of(conv)
+    return isinstance(made, type) and issubclass(made, AdaptiveOrthoConv2d)
+
+
+@register("conv_mixer_inspired", image_shape=(3, 32, 32))
+def ConvMixerInspired(
+    img_shape: Sequence[int] = (3, 32, 32),
+    dim: int = 128,
+    depth: int = 8,
+    kernel_size: int = 3,
+    patch_size: int = 2,
+    expand_factor: int = 1,
+    channels_per_group: int = 1,
+    n_classes: int = 10,
+    conv: Factory = CIRCULAR_CONV,
+    act: Factory = MAXMIN,
+    pool: Factory | None = AVG_POOL,
+    lin: Factory = ORTHOGONAL,
+    norm: Factory | None = LAYER_CENTERING,
+    *,
+    depthwise: Factory = _DEPTHWISE,
+) -> nn.Module:
+    """ConvMixer for CIFAR-10: grouped convolutions for space and 1×1 convolutions for channels, by turns.
+
+    Args:
+        img_shape: channels, height, width.
+        dim: channels between blocks.
+        depth: number of blocks.
+        kernel_size: of the grouped convolutions.
+        patch_size: kernel size and stride of the first convolution.
+        expand_factor: channels inside a block, as a multiple of `dim`.
+        channels_per_group: input channels of a group.
+        n_classes: number of logits.
+        conv: a class with the arguments of `nn.Conv2d`.
+        act: a class that is called without arguments.
+        pool: a class that is called with `kernel_size`, the size of the last images, or None.
+        lin: the head, a class with the arguments of `nn.Linear`.
+        norm: a class that is called with the number of channels, or None.
+        depthwise: takes the place of `conv` where a group has one channel and our orthogonal convolution could only
+            shift it.
+    """
+    (channels, height, width), patch = patches("ConvMixerInspired", img_shape, n_classes, patch_size)
+    groups = mixer_groups("ConvMixerInspired", dim, channels_per_group)
+    parts = published_parts(conv, act, norm)
+    spatial = published_parts(depthwise, act, norm) if channels_per_group == 1 and _only_shifts(conv) else parts
+    layers = [parts.convolution(channels, dim, patch, stride=patch)]
+    for _ in range(depth):
+        across = spatial.unit(dim, dim * expand_factor, kernel_size, groups=groups)
+        layers.append(nn.Sequential(*across, *parts.unit(dim * expand_factor, dim, 1)))
+    pooling, features = pool_and_flatten(pool, dim, height, width)
+    return nn.Sequential(*layers, *pooling, lin(features, n_classes))

@@ -1,0 +1,70 @@
+"""VGG-16 with a Lipschitz constant of 1: convolutions that stride take the place of max pooling.
+
+Simonyan, Zisserman (2015), "Very deep convolutional networks for large-scale image recognition", on the layers of
+Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN architectures".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.published import (
+    LAYER_CENTERING,
+    MAXMIN,
+    ORTHOGONAL_NO_BIAS,
+    ZERO_PADDED_CONV,
+    pool_and_flatten,
+    published_parts,
+)
+from orthogonium.models.registry import register
+
+# (channels as a multiple of the base width, stride) of each convolution but the last
+_CONVOLUTIONS = (
+    *((1, 1), (2, 2)),
+    *((2, 1), (4, 2)),
+    *((4, 1), (4, 1), (8, 2)),
+    *((8, 1), (8, 1), (8, 2)),
+    *((8, 1), (8, 1)),
+)
+
+
+@register("lip_vgg", image_shape=(3, 224, 224), n_classes=1000)
+def LipVGG(
+    img_shape: Sequence[int] = (3, 224, 224),
+    n_classes: int = 1000,
+    conv: Factory = ZERO_PADDED_CONV,
+    act: Factory = MAXMIN,
+    lin: Factory = ORTHOGONAL_NO_BIAS,
+    norm: Factory | None = LAYER_CENTERING,
+    *,
+    base_width: int = 64,
+    hidden: int = 4096,
+) -> nn.Module:
+    """Plain network for ImageNet with the widths of VGG-16: 13 convolutions and 3 dense layers.
+
+    Args:
+        img_shape: channels, height, width.
+        n_classes: number of logits.
+        conv: a class with the arguments of `nn.Conv2d`.
+        act: a class that is called without arguments.
+        lin: a class with the arguments of `nn.Linear`.
+        norm: a class that is called with the number of channels, or None.
+        base_width: channels of the first convolution; the last have 8 times as many.
+        hidden: outputs of the two dense layers before the head.
+    """
+    channels, height, width = check_image("LipVGG", img_shape, n_classes)
+    parts = published_parts(conv, act, norm)
+    layers: list[nn.Module] = []
+    for multiple, stride in _CONVOLUTIONS:
+        layers += parts.unit(channels, base_width * multiple, 3, stride)
+        channels = base_width * multiple
+    layers.append(parts.convolution(channels, channels, 3, stride=2))
+    flatten, features = pool_and_flatten(None, channels, halved(height, 5), halved(width, 5))
+    layers += flatten
+    for _ in range(2):
+        layers += [lin(features, hidden), act(), *parts.centering(hidden)]
+        features = hidden
+    return nn.Sequential(*layers, lin(features, n_classes))

@@ -1,0 +1,46 @@
+"""What the published factories share: the layers they use where their caller names none, and their `Parts`."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from orthogonium.class_param import ClassParam
+from orthogonium.layers import (
+    AdaptiveOrthoConv2d,
+    BatchCentering2D,
+    L2NormPool2d,
+    LayerCentering2D,
+    MaxMin,
+    OrthoLinear,
+    ScaledAvgPool2d,
+    UnitNormLinear,
+)
+from orthogonium.linalg import DEFAULT_ORTHO_PARAMS
+from orthogonium.models.parts import Factory, Parts
+
+CIRCULAR_CONV = ClassParam(AdaptiveOrthoConv2d, bias=False, padding="same")
+ZERO_PADDED_CONV = ClassParam(
+    AdaptiveOrthoConv2d, bias=False, padding="same", padding_mode="zeros", ortho_params=DEFAULT_ORTHO_PARAMS
+)
+MAXMIN = ClassParam(MaxMin)
+ORTHOGONAL = ClassParam(OrthoLinear)
+ORTHOGONAL_NO_BIAS = ClassParam(OrthoLinear, bias=False)
+UNIT_NORM = ClassParam(UnitNormLinear, bias=False)
+BATCH_CENTERING = ClassParam(BatchCentering2D)
+LAYER_CENTERING = ClassParam(LayerCentering2D)
+L2_POOL = ClassParam(L2NormPool2d)
+AVG_POOL = ClassParam(ScaledAvgPool2d)
+
+
+def published_parts(conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = True) -> Parts:
+    """Layers as their caller made them: border and bias are those of `conv`."""
+    return Parts(conv=conv, act=act, norm=norm, padding_mode=None, bias=None, norm_last=norm_last)
+
+
+def pool_and_flatten(
+    pool: Factory | None, channels: int, height: int, width: int
+) -> tuple[list[nn.Module], int]:  # and the number of features
+    """Pooling of the whole image, if there is one, and the vector it becomes."""
+    if pool is None:
+        return [nn.Flatten()], channels * height * width
+    return [pool(kernel_size=(height, width)), nn.Flatten()], channels

@@ -1,0 +1,139 @@
+"""Plain networks of stages: each stage repeats a convolution, and a convolution of stride 2 leads to the next.
+
+Boissin, Mamalet, Fel, Picard, Massena, Serrurier (2025), "An adaptive orthogonal convolution scheme for efficient and
+flexible CNN architectures".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from orthogonium.class_param import ClassParam
+from orthogonium.errors import ParameterError
+from orthogonium.layers import AdaptiveOrthoConv2d
+from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.published import (
+    LAYER_CENTERING,
+    MAXMIN,
+    ORTHOGONAL,
+    ORTHOGONAL_NO_BIAS,
+    UNIT_NORM,
+    pool_and_flatten,
+    published_parts,
+)
+from orthogonium.models.registry import register
+
+_CONV = ClassParam(AdaptiveOrthoConv2d, bias=False, padding="same", kernel_size=3)
+_CIRCULAR_CONV = ClassParam(AdaptiveOrthoConv2d, bias=False, padding_mode="circular", kernel_size=3, padding=1)
+Stages = Sequence[tuple[int, int]]
+
+
+def _kernel_size(conv: Factory) -> int:
+    """The size a caller has put into `conv`, or 3."""
+    return conv.kwargs.get("kernel_size", 3) if isinstance(conv, ClassParam) else 3
+
+
+def _staged(
+    model: str,
+    img_shape: Sequence[int],
+    patch_size: int,
+    dim_repeats: Stages,
+    dim_nb_dense: tuple[int, int],
+    n_classes: int,
+    conv: Factory,
+    act: Factory,
+    dense: Factory,
+    head: Factory,
+    norm: Factory | None,
+    pool: Factory | None,
+) -> nn.Module:
+    channels, height, width = check_image(model, img_shape, n_classes)
+    if not dim_repeats or any(dim < 1 or repeats < 1 for dim, repeats in dim_repeats):
+        raise ParameterError(f"{model}: dim_repeats lists (channels, convolutions) of each stage: got {dim_repeats}.")
+    if patch_size < 1 or height % patch_size or width % patch_size:
+        raise ParameterError(f"{model}: patch_size must divide the image {height}×{width}, got {patch_size}.")
+    parts = published_parts(conv, act, norm)
+    kernel_size = _kernel_size(conv)
+    layers: list[nn.Module] = []
+    if patch_size > 1:
+        layers += parts.unit(channels, dim_repeats[0][0], patch_size, stride=patch_size)
+        channels, height, width = dim_repeats[0][0], height // patch_size, width // patch_size
+    for stage, (dim, repeats) in enumerate(dim_repeats):
+        if stage:
+            layers += parts.unit(channels, dim, kernel_size, stride=2)
+            channels, height, width = dim, halved(height), halved(width)
+        for _ in range(repeats):
+            layers += parts.unit(channels, dim, kernel_size)
+            channels = dim
+    pooling, features = pool_and_flatten(pool, channels, height, width)
+    layers += pooling
+    for _ in range(dim_nb_dense[1]):
+        layers += [dense(features, dim_nb_dense[0]), act()]
+        features = dim_nb_dense[0]
+    return nn.Sequential(*layers, head(features, n_classes))
+
+
+@register("staged_cnn", image_shape=(3, 32, 32))
+def StagedCNN(
+    img_shape: Sequence[int] = (3, 32, 32),
+    dim_repeats: Stages = ((64, 2), (128, 2)),
+    dim_nb_dense: tuple[int, int] = (256, 2),
+    n_classes: int = 10,
+    conv: Factory = _CONV,
+    act: Factory = MAXMIN,
+    pool: Factory | None = None,
+    lin: Factory = ORTHOGONAL,
+    norm: Factory | None = LAYER_CENTERING,
+) -> nn.Module:
+    """Plain network for CIFAR-10: stages of convolutions, then dense layers.
+
+    Args:
+        img_shape: channels, height, width.
+        dim_repeats: channels and number of convolutions of each stage.
+        dim_nb_dense: width and number of the dense layers before the head.
+        n_classes: number of logits.
+        conv: a class with the arguments of `nn.Conv2d`; a `kernel_size` in a ClassParam is used, else it is 3.
+        act: a class that is called without arguments.
+        pool: a class that is called with `kernel_size`, the size of the last images, or None.
+        lin: a class with the arguments of `nn.Linear`.
+        norm: a class that is called with the number of channels, or None.
+    """
+    sizes = (dim_repeats, dim_nb_dense, n_classes)
+    return _staged("StagedCNN", img_shape, 1, *sizes, conv, act, lin, lin, norm, pool)
+
+
+@register("large_staged_cnn", image_shape=(3, 224, 224), n_classes=1000)
+def LargeStagedCNN(
+    img_shape: Sequence[int] = (3, 224, 224),
+    patch_size: int = 7,
+    dim_repeats: Stages = ((128, 4), (256, 4), (512, 4), (1024, 4)),
+    dim_nb_dense: tuple[int, int] = (1024, 5),
+    n_classes: int = 1000,
+    conv: Factory = _CIRCULAR_CONV,
+    act: Factory = MAXMIN,
+    lin: Factory = UNIT_NORM,
+    norm: Factory | None = None,
+    pool: Factory | None = None,
+    *,
+    dense: Factory = ORTHOGONAL_NO_BIAS,
+) -> nn.Module:
+    """Plain network for ImageNet: patches, stages of convolutions, then dense layers.
+
+    Args:
+        img_shape: channels, height, width.
+        patch_size: kernel size and stride of the first convolution.
+        dim_repeats: channels and number of convolutions of each stage.
+        dim_nb_dense: width and number of the dense layers before the head.
+        n_classes: number of logits.
+        conv: a class with the arguments of `nn.Conv2d`; a `kernel_size` in a ClassParam is used, else it is 3.
+        act: a class that is called without arguments.
+        lin: the head, a class with the arguments of `nn.Linear`.
+        norm: a class that is called with the number of channels, or None.
+        pool: a class that is called with `kernel_size`, the size of the last images, or None.
+        dense: the dense layers before the head. Rows of norm 1 are enough for a head only: as a hidden layer such a
+            matrix may expand by the root of its number of rows.
+    """
+    sizes = (patch_size, dim_repeats, dim_nb_dense, n_classes)
+    return _staged("LargeStagedCNN", img_shape, *sizes, conv, act, dense, lin, norm, pool)

@@ -1,0 +1,165 @@
+"""Trained weights that come with the library: `weights/NAME.safetensors` and, beside it, `NAME.json` that says of what.
+
+A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and a
+model with trained weights can be trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.models.registry import check_options, find
+
+FOLDER = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What trained weights are of, and what was measured with them.
+
+    Attributes:
+        name: of the weights.
+        model: of the architecture, one of `list_models()`.
+        image_shape: (channels, height, width).
+        n_classes: number of logits.
+        options: with which the model was made.
+        data: name of the data set.
+        accuracy: fraction of correct predictions on its test images.
+        certified_accuracy: the same, certified, by l2 radius.
+        recipe: how it was trained.
+    """
+
+    name: str
+    model: str
+    image_shape: tuple[int, int, int]
+    n_classes: int
+    options: Mapping[str, Any]
+    data: str
+    accuracy: float
+    certified_accuracy: Mapping[str, float]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> nn.Module:
+        """The model, untrained."""
+        entry = find(self.model)
+        check_options(entry, self.options)
+        return entry.build(self.image_shape, self.n_classes, **self.options)
+
+    def differences(self, image_shape: Sequence[int] | None, n_classes: int | None, options: Mapping[str, Any]) -> str:
+        """What a caller asks for and these weights are not; empty if they fit."""
+        defaults = find(self.model).options
+        own = {"image_shape": self.image_shape, "n_classes": self.n_classes, **defaults, **self.options}
+        asked = {"image_shape": image_shape, "n_classes": n_classes}
+        given = {**{k: v for k, v in asked.items() if v is not None}, **options}
+        return ", ".join(f"{k}={own.get(k)!r}, not {v!r}" for k, v in given.items() if _plain(own.get(k)) != _plain(v))
+
+
+def _plain(x: Any) -> Any:
+    """JSON knows no tuples."""
+    return [_plain(v) for v in x] if isinstance(x, list | tuple) else x
+
+
+def list_pretrained() -> dict[str, Pretrained]:
+    """All trained weights by name."""
+    return {path.stem: _read_metadata(path) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def _read_metadata(path: Path) -> Pretrained:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ParameterError(f"{path} is not JSON: {error}.") from error
+    required = {f.name for f in fields(Pretrained)} - {"name", "recipe"}
+    if not isinstance(found, dict) or not required <= found.keys() <= required | {"name", "recipe"}:
+        raise ParameterError(f"{path} must have the entries {', '.join(sorted(required))} and may have recipe.")
+    return Pretrained(**{**found, "name": path.stem, "image_shape": tuple(found["image_shape"])})
+
+
+def choose(
+    name: str, image_shape: Sequence[int] | None, n_classes: int | None, options: Mapping[str, Any]
+) -> Pretrained:
+    """The weights of this name, or those of the model of this name that fit what is asked for."""
+    known = list_pretrained()
+    listing = "; ".join(f"{key} ({p.model} on {p.data})" for key, p in known.items()) or "none"
+    if name in known:
+        candidates = [known[name]]
+    else:
+        find(name)  # neither a model: says which there are
+        candidates = [p for p in known.values() if p.model == name]
+    if not candidates:
+        raise ParameterError(f"There are no trained weights for model {name!r}. Trained: {listing}.")
+    fitting = [p for p in candidates if not p.differences(image_shape, n_classes, options)]
+    if not fitting:
+        reasons = "; ".join(f"{p.name} has {p.differences(image_shape, n_classes, options)}" for p in candidates)
+        raise ParameterError(f"No trained weights fit what was asked for: {reasons}. Leave these arguments out.")
+    if len(fitting) > 1:
+        raise ParameterError(f"Several weights fit: name one of {', '.join(p.name for p in fitting)}.")
+    return fitting[0]
+
+
+def load(found: Pretrained) -> nn.Module:
+    """The model with its trained weights, in eval mode."""
+    model = found.build()
+    state = _read_state(FOLDER / f"{found.name}.safetensors")
+    own = model.state_dict()
+    wrong = [f"{k} is missing" for k in own if k not in state]
+    wrong += [f"{k} is not part of the model" for k in state if k not in own]
+    wrong += [
+        f"{k} has shape {tuple(state[k].shape)}, the model {tuple(own[k].shape)}"
+        for k in own
+        if k in state and state[k].shape != own[k].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ShapeError(f"The weights {found.name!r} do not fit {found.model!r}: {'; '.join(wrong[:3])}{more}.")
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:
+    """Write weights and what they are of; the model must be what `found` says."""
+    own, built = ({k: v.shape for k, v in m.state_dict().items()} for m in (model, found.build()))
+    if own != built:
+        raise ShapeError(f"The model is not {found.model!r} with options {dict(found.options)}: its parameters differ.")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found.name}.safetensors"
+    _safetensors().save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, path)
+    metadata = {k: v for k, v in asdict(found).items() if k != "name"}
+    path.with_suffix(".json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    library = _safetensors()
+    if not path.is_file():
+        raise ParameterError(f"The file of the weights is missing: {path}. Install the library anew.")
+    try:
+        return library.load_file(path)
+    except library.Error as error:
+        raise ParameterError(f"{path} is not a safetensors file, or is damaged: {error}.") from error
+
+
+class _Library:
+    """What is used of safetensors."""
+
+    def __init__(self) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file, save_file
+
+        self.Error, self.load_file, self.save_file = SafetensorError, load_file, save_file
+
+
+def _safetensors() -> _Library:
+    try:
+        return _Library()
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Trained weights need safetensors: pip install 'orthogonium[train]'. Without pretrained=True models do without."
+        ) from error

@@ -1,0 +1,96 @@
+"""The published names and arguments; what the networks compute is tested with `orthogonium.models`."""
+
+import inspect
+
+import pytest
+import torch
+
+from orthogonium.layers import AdaptiveOrthoConv2d, BatchCentering2D, MaxMin, OrthoLinear, UnitNormLinear
+from orthogonium.model_factory import ClassParam, models_factory
+from orthogonium.model_factory.models_factory import MODELS, BCOPLargeCNN, LargeStagedCNN, LipResNet, StagedCNN
+
+DEFAULTS = {
+    "AOCNetV1": dict(
+        img_shape=(3, 224, 224), n_classes=1000, expand_factor=2, block_depth=2, kernel_size=3, embedding_dim=1024, groups=8
+    ),
+    "LipResNet": dict(img_shape=(3, 224, 224), n_classes=1000, norm=None),
+    "LipVGG": dict(img_shape=(3, 224, 224), n_classes=1000),
+    "PatchBasedCNN": dict(
+        img_shape=(3, 32, 32), dim=128, depth=8, kernel_size=3, patch_size=2, n_classes=10, groups=1
+    ),
+    "PatchBasedExapandedCNN": dict(
+        img_shape=(3, 224, 224), dim=128, depth=12, kernel_size=5, patch_size=2, expand_factor=2, groups=None,
+        n_classes=1000, skip=False,
+    ),
+    "ConvMixerInspired": dict(
+        img_shape=(3, 32, 32), dim=128, depth=8, kernel_size=3, patch_size=2, expand_factor=1, channels_per_group=1,
+        n_classes=10,
+    ),
+    "BCOPLargeCNN": dict(img_shape=(3, 32, 32), n_classes=10, norm=None),
+    "StagedCNN": dict(
+        img_shape=(3, 32, 32), dim_repeats=((64, 2), (128, 2)), dim_nb_dense=(256, 2), n_classes=10, pool=None
+    ),
+    "LargeStagedCNN": dict(
+        img_shape=(3, 224, 224), patch_size=7, dim_repeats=((128, 4), (256, 4), (512, 4), (1024, 4)),
+        dim_nb_dense=(1024, 5), n_classes=1000, norm=None, pool=None,
+    ),
+    "SLLxBCOPResNet50": dict(img_shape=(3, 224, 224), n_classes=1000, norm=None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_published_defaults(name):
+    parameters = inspect.signature(getattr(models_factory, name)).parameters
+    assert {key: parameters[key].default for key in DEFAULTS[name]} == DEFAULTS[name]
+    assert MODELS[name] is getattr(models_factory, name)
+
+
+def test_the_published_table_of_models():
+    assert {"SplitConcatNet-M", "SplitConcatNet-M2", "LipResNet"} <= MODELS.keys()
+    with torch.device("meta"):
+        model = MODELS["SplitConcatNet-M"]()
+    assert sum(type(m).__name__ == "PrescaledAdditiveResidual" for m in model) == 8
+    assert model[-1].in_features == 1024 and model[-1].out_features == 1000
+
+
+def test_a_script_with_its_own_layers():
+    conv = ClassParam(AdaptiveOrthoConv2d, bias=True, padding_mode="circular")
+    model = BCOPLargeCNN(
+        img_shape=(1, 8, 8), n_classes=3, conv=conv, act=ClassParam(MaxMin), lin=ClassParam(OrthoLinear, bias=False)
+    )
+    assert [m.bias is not None for m in model if isinstance(m, AdaptiveOrthoConv2d)] == [True] * 4
+    assert [m.bias is None for m in model if isinstance(m, OrthoLinear)] == [True] * 3
+    assert [m.kernel_size for m in model if isinstance(m, AdaptiveOrthoConv2d)] == [(3, 3), (5, 5), (3, 3), (5, 5)]
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+
+
+def test_a_plain_torch_network():
+    model = LipResNet(
+        img_shape=(3, 32, 32),
+        n_classes=3,
+        conv=ClassParam(torch.nn.Conv2d, bias=False, padding="same"),
+        lin=torch.nn.Linear,
+        norm=torch.nn.BatchNorm2d,
+        base_width=4,
+    )
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_kernel_size_and_border_chosen_by_the_caller():
+    conv = ClassParam(AdaptiveOrthoConv2d, bias=False, kernel_size=5, padding=2, padding_mode="zeros")
+    model = StagedCNN(
+        img_shape=(1, 8, 8), dim_repeats=[(4, 1), (8, 1)], dim_nb_dense=(8, 1), conv=conv, norm=BatchCentering2D
+    )
+    layers = [m for m in model if isinstance(m, AdaptiveOrthoConv2d)]
+    assert [(m.kernel_size, m.stride, m.padding_mode) for m in layers] == [
+        ((5, 5), (1, 1), "zeros"),
+        ((5, 5), (2, 2), "zeros"),
+        ((5, 5), (1, 1), "zeros"),
+    ]
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_unit_rows_are_for_the_head_only():
+    model = LargeStagedCNN((3, 14, 14), dim_repeats=[(8, 1)], dim_nb_dense=(8, 2), n_classes=3)
+    dense = [type(m).__mro__[1] for m in model if isinstance(m, torch.nn.Linear)]
+    assert dense == [OrthoLinear, OrthoLinear, UnitNormLinear]

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from orthogonium.errors import ParameterError
+from orthogonium.models import create_model, describe_model, list_models
+from orthogonium.models.input_normalization import InputNormalization
+from orthogonium.models.parts import same_padding
+
+
+def test_names_are_sorted_and_found():
+    names = list_models()
+    assert names == sorted(set(names)) and "aocnet_tiny" in names
+    assert [describe_model(n).name for n in names] == names
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_entries_say_what_they_are(name):
+    entry = describe_model(name)
+    assert entry.summary.endswith(".") and "20" in entry.provenance and "et al. (20" in entry.provenance + " et al. (20"
+    assert len(entry.image_shape) == 3
+
+
+def test_family_members_have_their_own_defaults():
+    assert describe_model("lip_resnet18").options["depths"] == (2, 2, 2, 2)
+    assert describe_model("lip_resnet_tiny").options["depths"] == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"kernelsize": 3}, "has no option kernelsize. Its options: widths, depth"),
+        ({"method": "qr"}, "no method 'qr' for images. Known: aoc"),
+        ({"method": "spectral"}, "no method 'spectral'"),
+        ({"method": "aoc", "conv": torch.nn.Conv2d}, "either method or conv"),
+        ({"act": "gelu"}, "no activation 'gelu'. Known: maxmin"),
+        ({"norm": "batchnorm"}, "no norm 'batchnorm'. Known"),
+        ({"pool": "sum"}, "no pool 'sum'"),
+        ({"head": "softmax"}, "no head 'softmax'. Known: global, classwise"),
+        ({"padding_mode": "reflect"}, "circular"),
+        ({"widths": (7,)}, "multiple of 2 channels, got 7"),
+        ({"widths": ()}, "needs a stage"),
+        ({"patch": 3}, "must divide the image 8×8"),
+        ({"std": 0.0}, "positive"),
+        ({"mean": (0.1, 0.2)}, "each of the 1 channels"),
+        ({"image_shape": (8, 8)}, r"\(channels, height, width\)"),
+        ({"n_classes": 0}, "n_classes must be a positive integer"),
+    ],
+)
+def test_wrong_options(options, match):
+    with pytest.raises(ParameterError, match=match):
+        create_model("aocnet_tiny", **{"image_shape": (1, 8, 8), **options})
+
+
+def test_wrong_options_of_the_families():
+    with pytest.raises(ParameterError, match="a depth for each width"):
+        create_model("lip_resnet_tiny", widths=(8, 8))
+    with pytest.raises(ParameterError, match="no skip 'add'"):
+        create_model("lip_resnet_tiny", skip="add")
+    with pytest.raises(ParameterError, match="odd width, 9"):
+        create_model("lip_resnet_tiny", (1, 8, 8), widths=(9,), depths=(1,), act="abs", skip="concat")
+    with pytest.raises(ParameterError, match="must divide dim 64"):
+        create_model("lip_convmixer_tiny", channels_per_group=3)
+    with pytest.raises(ParameterError, match="patch_size must divide"):
+        create_model("patch_based_cnn", patch_size=3)
+
+
+def test_unknown_model():
+    with pytest.raises(ParameterError, match="no model 'resnet50'. Models: aocnet_tiny"):
+        create_model("resnet50")
+    with pytest.raises(ParameterError, match="no model"):
+        describe_model("resnet50")
+
+
+@pytest.mark.parametrize("kernel_size", range(1, 8))
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_same_padding(kernel_size, stride):
+    padding = same_padding(kernel_size, stride)
+    if padding == "same":
+        assert kernel_size % 2 == 0 or kernel_size < stride
+        return
+    conv = torch.nn.Conv2d(1, 1, kernel_size, stride, padding)
+    assert conv(torch.zeros(1, 1, 12, 12)).shape[-1] == 12 // stride
+
+
+def test_input_normalization_rejects_other_images():
+    with pytest.raises(ValueError, match="has 3 channels"):
+        InputNormalization(3)(torch.zeros(1, 1, 4, 4))
