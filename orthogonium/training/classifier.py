@@ -1,0 +1,203 @@
+"""The Lightning module: a classifier with a known constant, its loss, its optimizer, its certificates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from orthogonium.layers.head import check_last_linear_layer_type
+from orthogonium.metrics import CertifiedAccuracy
+from orthogonium.models import create_model
+from orthogonium.models.input_normalization import InputNormalization
+from orthogonium.training.clock import Clock
+from orthogonium.training.objectives import create_loss
+from orthogonium.training.optimizers import create_optimizer, set_learning_rate
+from orthogonium.training.recipe import Recipe
+from orthogonium.training.schedules import schedule_factor
+from orthogonium.training.tally import Tally
+
+CHECKPOINT_KEY = "orthogonium"
+CHECKPOINT_FORMAT = 1
+
+
+def certified_key(radius: float) -> str:
+    """Name of the certified accuracy at a radius in histories: `val_certified@0.25`."""
+    return f"val_certified@{radius:.4g}"
+
+
+def _input_constant(model: nn.Module) -> float:
+    """Constant of the normalization of images inside the network; all else is taken to be 1-Lipschitz."""
+    return math.prod(m.lipschitz_constant for m in model.modules() if isinstance(m, InputNormalization))
+
+
+class LipschitzClassifier(LightningModule):
+    """Trains a network by a recipe and reports its certified accuracy.
+
+    The certified accuracy of a history says how training goes: it takes the type of the last layer from the network and
+    the constant of the rest to be `lipschitz_constant`, which only `orthogonium.certify` proves. Where the last layer is
+    of neither known type, only accuracy is reported. What a run needs to continue (history, elapsed time, state of
+    the random generators) travels in the checkpoint.
+
+    Args:
+        recipe: the recipe.
+        model: the network; None builds `recipe.model`.
+        image_shape: channels, height and width the network is built for; None is the default of the architecture.
+        n_classes: number of logits.
+        lipschitz_constant: of the network on pixels in [0, 1]; None takes that of its input normalization.
+
+    >>> from torch import nn
+    >>> from orthogonium.layers import OrthoLinear
+    >>> from orthogonium.training import LipschitzClassifier, Recipe
+    >>> network = nn.Sequential(nn.Flatten(), OrthoLinear(64, 10))
+    >>> classifier = LipschitzClassifier(Recipe(radii=(0.5,)), network)
+    >>> classifier.head, classifier(torch.rand(2, 1, 8, 8)).shape
+    ('global', torch.Size([2, 10]))
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module | None = None,
+        *,
+        image_shape: tuple[int, int, int] | None = None,
+        n_classes: int = 10,
+        lipschitz_constant: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.named = model is None  # whether the recipe alone is enough to build the network again
+        if model is None:
+            model = create_model(recipe.model, image_shape, n_classes, **recipe.model_options)
+        self.model = model
+        self.image_shape = image_shape
+        self.n_classes = n_classes
+        self.head = check_last_linear_layer_type(model)
+        self.loss = create_loss(recipe.loss, recipe.loss_options, n_classes=n_classes, head=self.head)
+        # radius 0 is the accuracy; without a certificate that is all there is, whatever factor margins are divided by
+        radii = (0.0,) if self.head == "unknown" else (0.0, *recipe.radii)
+        head = "classwise" if self.head == "unknown" else self.head
+        constant = _input_constant(model) if lipschitz_constant is None else lipschitz_constant
+        self.certified = CertifiedAccuracy(radii, head, constant)
+        self.clock = Clock()
+        self.tally = Tally()
+        self.history: list[dict[str, float]] = []
+        self.validation: dict[str, float] = {}  # of this epoch
+        self.finished = False
+        self._generator_states: dict[str, Tensor] = {}
+        self._total_steps = float("inf")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the running hook here some forty times per step; torch looks at each assignment for parameters.
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        return self.model(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss of a batch."""
+        images, labels = batch
+        logits = self.model(images)
+        loss = self.loss(logits, labels)
+        self.tally.add(loss, logits, labels)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Count a batch of certificates."""
+        images, labels = batch
+        self.certified.update(self.model(images), labels)
+
+    def on_validation_epoch_end(self) -> None:
+        """Accuracy and certified accuracies of the validation data, over all processes."""
+        accuracy, *certified = self.certified.compute().reshape(-1).tolist()
+        self.certified.reset()
+        keys = [certified_key(radius) for radius in self.recipe.radii]
+        self.validation = {"val_accuracy": accuracy, **dict(zip(keys, certified, strict=False))}
+
+    @property
+    def monitored(self) -> str:
+        """The entry of histories that says which epoch is best."""
+        if self.recipe.monitor == "accuracy" or self.head == "unknown":
+            return "val_accuracy"
+        return certified_key(self.recipe.radii[0])
+
+    @property
+    def training_progress(self) -> float:
+        """How much of the training is done, in [0, 1]: of the steps or of the time, whichever is further."""
+        steps = (self.trainer.global_step + 0.5) / self._total_steps
+        limit = self.recipe.max_minutes
+        return min(max(steps, 0.0 if limit is None else self.clock.elapsed / (60 * limit)), 1.0)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer of the recipe."""
+        # Lightning refuses to clip gradients that a fused optimizer would unscale itself
+        fused = self.recipe.precision != "16-mixed" and not self.is_sharded
+        return create_optimizer(
+            self.recipe.optimizer,
+            self.named_parameters(),
+            lr=self.recipe.lr,
+            weight_decay=self.recipe.weight_decay,
+            decay_biases=self.recipe.decay_biases,
+            options=self.recipe.optimizer_options,
+            fused=fused,
+        )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are spread over processes."""
+        return self.device_mesh is not None
+
+    def configure_model(self) -> None:
+        """Shard the parameters over the processes where the strategy asks for it (FSDP)."""
+        if self.device_mesh is not None and not getattr(self, "_was_sharded", False):
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+            self._was_sharded = True
+
+    def on_train_start(self) -> None:
+        """Continue the random numbers of an interrupted run; start the clock."""
+        self._total_steps = self.trainer.estimated_stepping_batches
+        if self._generator_states and self.trainer.world_size == 1:
+            torch.set_rng_state(self._generator_states["cpu"])
+            if "device" in self._generator_states and self.device.type == "cuda":
+                torch.cuda.set_rng_state(self._generator_states["device"], self.device)
+        self.clock.start()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Set the learning rate: a function of progress alone, so there is no scheduler to restore."""
+        factor = schedule_factor(self.recipe.schedule, self.recipe.warmup, self.training_progress)
+        set_learning_rate(self.trainer.optimizers[0], factor)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what Lightning does not know."""
+        generators = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            generators["device"] = torch.cuda.get_rng_state(self.device)
+        checkpoint[CHECKPOINT_KEY] = {
+            "format": CHECKPOINT_FORMAT,
+            "recipe": self.recipe.to_json(),
+            "named": self.named,
+            "image_shape": None if self.image_shape is None else list(self.image_shape),
+            "n_classes": self.n_classes,
+            "history": self.history,
+            "elapsed": self.clock.elapsed,
+            "finished": self.finished,
+            "tally": self.tally.state_dict(),
+            "generators": generators,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it back."""
+        state = checkpoint[CHECKPOINT_KEY]
+        self.history = list(state["history"])
+        self.clock.elapsed = state["elapsed"]
+        self.tally.load_state_dict(state["tally"], self.device)
+        self._generator_states = state["generators"]

@@ -1,0 +1,246 @@
+"""Training by a recipe: assembles data, network, callbacks and Lightning's trainer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch import nn
+
+from orthogonium.data import ImageDataModule
+from orthogonium.errors import ParameterError
+from orthogonium.training.averaging import WeightAverage
+from orthogonium.training.checkpoints import BEST, LAST, Keeper, read_checkpoint, read_recipe
+from orthogonium.training.classifier import CHECKPOINT_KEY, LipschitzClassifier
+from orthogonium.training.clock import Interrupted
+from orthogonium.training.errors import CheckpointError
+from orthogonium.training.journal import Journal, create_loggers
+from orthogonium.training.progress import ProgressBar
+from orthogonium.training.recipe import PRECISIONS, Recipe
+
+RECIPE_FILE = "recipe.json"
+# Lightning's remarks on what is deliberate here (loaders index tensors in memory, steps are logged by our journal), and
+# torch's on Lightning's code.
+_REMARKS = (
+    r"The '\w+_dataloader' does not have many workers",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Where a run ended.
+
+    Args:
+        checkpoint: the checkpoint to use: the best one after early stopping, else the last one.
+        history: a row per epoch, with loss, accuracies, certified accuracies, learning rate and seconds.
+        seconds: training time, restarts included.
+        steps: optimizer steps.
+    """
+
+    checkpoint: Path
+    history: list[dict[str, float]]
+    seconds: float
+    steps: int
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning without its remarks; its warnings are left as they are, up to `_REMARKS`."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for remark in _REMARKS:
+            warnings.filterwarnings("ignore", message=remark)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _find_checkpoint(recipe: Recipe, folder: Path, resume: str | os.PathLike[str] | None) -> Path | None:
+    """The checkpoint to continue, checked to be one of the same recipe; None to start."""
+    last = folder / LAST
+    if resume is None:
+        if last.exists():
+            raise ParameterError(
+                f"{folder} already holds a training run: continue it with resume='auto', or choose another folder."
+            )
+        return None
+    path = last if resume == "auto" else Path(resume)
+    if resume == "auto" and not last.exists():
+        return None
+    theirs, ours = read_recipe(read_checkpoint(path), path).to_dict(), recipe.to_dict()
+    changed = [key for key in ours if theirs[key] != ours[key] and key != "root"]  # the same data may have moved
+    if changed:
+        values = ", ".join(f"{key} ({theirs[key]!r} there, {ours[key]!r} here)" for key in changed)
+        raise CheckpointError(f"{path} belongs to another recipe: {values}. A run is continued as it began.")
+    return path
+
+
+def _check_machine(recipe: Recipe, accelerator: str) -> None:
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not has_gpu)
+    if recipe.precision == "16-mixed" and on_cpu:
+        raise ParameterError("precision='16-mixed' needs a GPU: use 'bf16-mixed' or '32' on a CPU.")
+
+
+def _create_strategy(strategy: str | Strategy, recipe: Recipe, processes: int) -> str | Strategy:
+    """FSDP by name: parameters, gradients and optimizer state sharded over all processes, checkpoints whole."""
+    if strategy != "fsdp":
+        return strategy
+    if recipe.ema is not None:
+        raise ParameterError(
+            "An average of weights (ema) needs whole weights: use strategy='ddp', or ema=None with 'fsdp'."
+        )
+    return ModelParallelStrategy(
+        data_parallel_size=processes, tensor_parallel_size=1, save_distributed_checkpoint=False
+    )
+
+
+def _whole_steps(data: LightningDataModule, accumulate: int) -> int | None:
+    """Batches of an epoch that make up whole optimizer steps; None where all of them do."""
+    if accumulate == 1:
+        return None
+    batches = len(data.train_dataloader())
+    if batches < accumulate:
+        raise ParameterError(
+            f"An epoch has {batches} parts of a batch, fewer than accumulate={accumulate}: use a smaller batch_size."
+        )
+    return batches - batches % accumulate
+
+
+def _result(folder: Path, recipe: Recipe, history: list[dict[str, float]], seconds: float) -> TrainingResult:
+    chosen = BEST if recipe.patience is not None and (folder / BEST).exists() else LAST
+    return TrainingResult(folder / chosen, history, seconds, int(history[-1]["step"]) if history else 0)
+
+
+def fit(
+    recipe: Recipe,
+    out_dir: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    data: LightningDataModule | None = None,
+    devices: int = 1,
+    num_nodes: int = 1,
+    strategy: str | Strategy = "auto",
+    accelerator: str = "auto",
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    tensorboard: bool = False,
+    log_every: int = 50,
+    checkpoint_minutes: float | None = 5.0,
+    checkpoint_steps: int | None = None,
+    num_workers: int = 0,
+) -> TrainingResult:
+    """Train by a recipe, into a folder.
+
+    The folder receives `last.ckpt` (after each epoch, within long ones, and when the process is asked to stop),
+    `best.ckpt`, `history.csv`, `recipe.json` and `logs/`. A run that ended in the middle, however it ended, is continued
+    with `resume="auto"`; in a single process it then ends in the same weights as if it had never stopped, bit for bit
+    (a run under `max_minutes` depends on the clock, so no two are the same). On SIGINT and SIGTERM the step is
+    finished, a checkpoint is written, and the process leaves with KeyboardInterrupt or exit code 143.
+
+    Several processes are those of `torch.distributed`, through Lightning: started by torchrun, SLURM, or, from a script,
+    by Lightning itself with `devices` > 1. Each takes its share of every batch.
+
+    Args:
+        recipe: what to train and how.
+        out_dir: the folder, created if need be. It must not hold another run.
+        model: a network to train in place of `recipe.model`.
+        data: data to train on in place of `recipe.data`; it must give `image_shape` and `n_classes`, and its batches must
+            be of the recipe's size.
+        devices: processes per machine.
+        num_nodes: machines.
+        strategy: Lightning's: "auto", "ddp", …, an object; or "fsdp" to shard parameters.
+        accelerator: Lightning's: "auto", "cpu", "gpu", ….
+        resume: None to start, "auto" to continue the folder's run if there is one, or a checkpoint.
+        progress: whether to show a progress bar on standard error.
+        tensorboard: whether to log for TensorBoard beside CSV.
+        log_every: optimizer steps between two lines of the logs.
+        checkpoint_minutes: minutes between checkpoints within an epoch.
+        checkpoint_steps: optimizer steps between checkpoints within an epoch.
+        num_workers: worker processes that read images, for data that is not in memory.
+
+    Returns:
+        The checkpoint and the history.
+    """
+    folder = Path(out_dir)
+    if log_every < 1 or (checkpoint_steps is not None and checkpoint_steps < 1):
+        raise ParameterError(f"log_every and checkpoint_steps are at least 1: got {log_every}, {checkpoint_steps}.")
+    if checkpoint_minutes is not None and not checkpoint_minutes > 0:
+        raise ParameterError(f"checkpoint_minutes must be positive, or None: got {checkpoint_minutes}.")
+    _check_machine(recipe, accelerator)
+    start = _find_checkpoint(recipe, folder, resume)
+    if start is not None:
+        state = read_checkpoint(start)[CHECKPOINT_KEY]
+        if state["finished"]:
+            return _result(folder, recipe, state["history"], state["elapsed"])
+    folder.mkdir(parents=True, exist_ok=True)
+    if data is None:
+        data = ImageDataModule(
+            recipe.data,
+            recipe.root,
+            batch_size=recipe.batch_size // recipe.accumulate,
+            augment=recipe.augment,
+            seed=recipe.seed,
+            num_workers=num_workers,
+            validation=recipe.validation,
+        )
+    shape: dict[str, Any] = {"image_shape": data.image_shape, "n_classes": data.n_classes}  # type: ignore[attr-defined]
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        classifier = LipschitzClassifier(recipe, model, **shape)
+        journal = Journal(folder, log_every)
+        trainer = Trainer(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=_create_strategy(strategy, recipe, devices * num_nodes),
+            precision=PRECISIONS[recipe.precision],  # type: ignore[arg-type]
+            max_epochs=-1 if recipe.epochs is None else recipe.epochs,
+            accumulate_grad_batches=recipe.accumulate,
+            limit_train_batches=_whole_steps(data, recipe.accumulate),
+            gradient_clip_val=recipe.clip_norm,
+            check_val_every_n_epoch=recipe.validate_every,
+            num_sanity_val_steps=0,
+            logger=create_loggers(folder, tensorboard),
+            callbacks=[
+                *([WeightAverage(recipe.ema)] if recipe.ema is not None else []),
+                journal,
+                *([ProgressBar(journal)] if progress else []),
+                Keeper(folder, checkpoint_minutes, checkpoint_steps),
+            ],
+            # the scheduler sends the signal, and the job continues from last.ckpt: no second file to choose from
+            plugins=SLURMEnvironment(auto_requeue=False) if SLURMEnvironment.detect() else None,
+            default_root_dir=folder,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+        if trainer.is_global_zero:
+            (folder / RECIPE_FILE).write_text(recipe.to_json() + "\n", encoding="utf-8")
+        torch.manual_seed(recipe.seed + trainer.global_rank)  # random layers differ between processes
+        try:
+            trainer.fit(classifier, datamodule=data, ckpt_path=start, weights_only=True)
+        except Interrupted as interruption:
+            if interruption.signum == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            sys.exit(128 + interruption.signum)
+    return _result(folder, recipe, classifier.history, classifier.clock.elapsed)

@@ -1,0 +1,116 @@
+"""The record of a run: a row per epoch, kept in checkpoints and as `history.csv`, and loggers for what happens between."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from orthogonium.training.errors import DivergenceError
+from orthogonium.training.tally import means
+
+HISTORY_FILE = "history.csv"
+
+
+def create_loggers(folder: Path, tensorboard: bool) -> list[Logger]:
+    """A CSV logger under `folder/logs`, and one for TensorBoard beside it if asked for."""
+    loggers: list[Logger] = [CSVLogger(folder, name="logs")]
+    if tensorboard:
+        try:
+            loggers.append(TensorBoardLogger(folder, name="tensorboard"))
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "TensorBoard logs were asked for, but tensorboard is not installed: pip install tensorboard. "
+                "The CSV logs are always written."
+            ) from error
+    return loggers
+
+
+def best_row(history: list[dict[str, float]], key: str) -> int | None:
+    """Index of the first row with the largest value; None where no row has one."""
+    rows = [i for i, row in enumerate(history) if key in row]
+    return max(rows, key=lambda i: (history[i][key], -i)) if rows else None
+
+
+def is_stalled(history: list[dict[str, float]], key: str, patience: int) -> bool:
+    """Whether the last `patience` validations brought nothing better than those before them."""
+    best = best_row(history, key)
+    return best is not None and sum(key in row for row in history[best + 1 :]) >= patience
+
+
+def write_history(path: Path, history: list[dict[str, float]]) -> None:
+    """The whole history as CSV; replaced at once, so that a reader or a kill never meets half a file."""
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(history)
+    os.replace(partial, path)
+
+
+class Journal(Callback):
+    """Ends each epoch with a row of the history, stops a run that no longer improves or is no longer finite."""
+
+    def __init__(self, folder: Path, log_every: int) -> None:
+        self.folder = folder
+        self.log_every = log_every
+        self.recent: dict[str, float] = {}  # what a progress bar may show
+        self._logged_step = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Count anew; validate after the last epoch whatever its number."""
+        pl_module.tally.reset()
+        if trainer.current_epoch + 1 == trainer.max_epochs:
+            trainer.check_val_every_n_epoch = 1
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the steps since the last log; that is the only moment the device is waited for."""
+        step = trainer.global_step
+        if step == self._logged_step or step % self.log_every:
+            return
+        self._logged_step = step
+        values = pl_module.tally.recent()
+        self._check_finite(values, step)
+        self.recent |= values
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        steps = {key.replace("train_", "step_"): value for key, value in values.items()}  # not those of an epoch
+        self._log(trainer, {**steps, "lr": rate}, step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Add the row of the epoch."""
+        totals = trainer.strategy.reduce(pl_module.tally.totals(pl_module.device), reduce_op="sum")
+        values = means(totals)
+        self._check_finite(values, trainer.global_step)
+        pl_module.clock.tick(pl_module.device)
+        values |= {"lr": trainer.optimizers[0].param_groups[0]["lr"], **pl_module.validation}
+        pl_module.validation = {}
+        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "seconds": pl_module.clock.elapsed}
+        pl_module.history.append({**row, **values})
+        self.recent |= values
+        self._log(trainer, values, trainer.global_step)
+        if trainer.is_global_zero:
+            write_history(self.folder / HISTORY_FILE, pl_module.history)
+        patience = pl_module.recipe.patience
+        if patience is not None and is_stalled(pl_module.history, pl_module.monitored, patience):
+            trainer.should_stop = True
+
+    @staticmethod
+    def _log(trainer: Trainer, values: dict[str, float], step: int) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step)
+            logger.save()
+
+    @staticmethod
+    def _check_finite(values: dict[str, float], step: int) -> None:
+        loss = values.get("train_loss", 0.0)
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"The training loss is {loss} at step {step}. Lower lr, lengthen warmup or set clip_norm; the last "
+                "checkpoint is from before."
+            )

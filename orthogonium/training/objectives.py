@@ -1,0 +1,53 @@
+"""Losses by name: one explicit table, and the arguments that follow from the network filled in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from orthogonium import losses
+from orthogonium.errors import ParameterError
+
+LOSSES: dict[str, type[nn.Module]] = {
+    "offset-cross-entropy": losses.LossXent,
+    "tau-cross-entropy": losses.TauCrossEntropyLoss,
+    "cosine": losses.CosineLoss,
+    "cosine-vra": losses.Cosine_VRA_Loss,
+    "kr": losses.KRMulticlassLoss,
+    "hkr": losses.HKRMulticlassLoss,
+    "soft-hkr": losses.SoftHKRMulticlassLoss,
+    "lse-hkr": losses.LseHKRMulticlassLoss,
+    "emma": losses.EMMALoss,
+    "logit-annealing": losses.LALoss,
+    "certificate-regularized": losses.CertificateRegularizedLoss,
+}
+
+
+def loss_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a loss, by name; `reduction` is not one: training needs the mean."""
+    if name not in LOSSES:
+        raise ParameterError(f"Unknown loss {name!r}: choose one of {', '.join(LOSSES)}.")
+    parameters = dict(inspect.signature(LOSSES[name]).parameters)
+    parameters.pop("reduction")
+    return parameters
+
+
+def create_loss(name: str, options: Mapping[str, Any], *, n_classes: int, head: str = "classwise") -> nn.Module:
+    """A loss of `LOSSES`; number of classes and type of head are taken from the network unless `options` say otherwise.
+
+    >>> from orthogonium.training.objectives import create_loss
+    >>> create_loss("emma", {"eps": 0.5}, n_classes=10, head="global").last_layer_type
+    'global'
+    """
+    parameters = loss_parameters(name)
+    known = {"n_classes": n_classes} if head == "unknown" else {"n_classes": n_classes, "last_layer_type": head}
+    arguments = {key: value for key, value in known.items() if key in parameters} | dict(options)
+    required = {key for key, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
+    unknown, missing = sorted(arguments.keys() - parameters.keys()), sorted(required - arguments.keys())
+    if unknown or missing:
+        problem = f"has no option {', '.join(unknown)}" if unknown else f"needs the option {', '.join(missing)}"
+        raise ParameterError(f"The loss {name!r} {problem}. Its options are {', '.join(parameters) or 'none'}.")
+    return LOSSES[name](**arguments)

@@ -1,0 +1,63 @@
+"""Learning-rate schedules: factors of the peak rate as functions of training progress in [0, 1].
+
+Progress, not a step count, is the argument: the same schedule serves runs limited by epochs and runs limited by time, and
+nothing but the progress has to be restored to continue one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from orthogonium.errors import ParameterError
+
+_ONE_CYCLE_START = 1 / 25  # of the peak; the usual choice
+
+
+def _half_cosine(t: float) -> float:
+    """From 0 to 1 for t from 0 to 1, flat at both ends."""
+    return (1 - math.cos(math.pi * t)) / 2
+
+
+def _linear_rise(t: float) -> float:
+    return t
+
+
+def _one_cycle_rise(t: float) -> float:
+    return _ONE_CYCLE_START + (1 - _ONE_CYCLE_START) * _half_cosine(t)
+
+
+# name → (factor during warm-up, factor after it), each of a fraction in [0, 1] of that phase
+SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "constant": (_linear_rise, lambda t: 1.0),
+    "linear": (_linear_rise, lambda t: 1 - t),
+    "cosine": (_linear_rise, lambda t: 1 - _half_cosine(t)),
+    "one-cycle": (_one_cycle_rise, lambda t: 1 - _half_cosine(t)),
+}
+
+
+def check_schedule(name: str, warmup: float) -> None:
+    """A known schedule, and a warm-up that leaves something to anneal."""
+    if name not in SCHEDULES:
+        raise ParameterError(f"Unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}.")
+    if not 0 <= warmup < 1:
+        raise ParameterError(f"warmup is the fraction of training spent warming up, in [0, 1): got {warmup}.")
+    if name == "one-cycle" and warmup == 0:
+        raise ParameterError("A one-cycle schedule is half warm-up: give it a warmup above 0, such as 0.3.")
+
+
+def schedule_factor(
+    name: str,
+    warmup: float,
+    progress: float,  # in [0, 1]; beyond it counts as the end
+) -> float:
+    """Factor of the peak learning rate: a rise over the fraction `warmup`, then the decay of the schedule to its end.
+
+    >>> from orthogonium.training.schedules import schedule_factor
+    >>> [round(schedule_factor("cosine", 0.5, p), 3) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    check_schedule(name, warmup)
+    progress = min(max(progress, 0.0), 1.0)
+    rise, decay = SCHEDULES[name]
+    return rise(progress / warmup) if progress < warmup else decay((progress - warmup) / (1 - warmup))
