@@ -94,6 +94,30 @@ SURFACE = {
         "VRA": "output class_indices last_layer_type L eps return_certs",
         "check_last_linear_layer_type": "model",
     },
+    "orthogonium.model_factory": {"ClassParam": "fct"},
+    "orthogonium.model_factory.models_factory": {
+        "AOCNetV1": (
+            "img_shape n_classes expand_factor block_depth kernel_size embedding_dim groups "
+            "skip conv act lin norm pool"
+        ),
+        "LipResNet": "img_shape n_classes skip conv act lin norm",
+        "LipVGG": "img_shape n_classes conv act lin norm",
+        "PatchBasedCNN": (
+            "img_shape dim depth kernel_size patch_size n_classes groups conv act pool lin norm"
+        ),
+        "PatchBasedExapandedCNN": (
+            "img_shape dim depth kernel_size patch_size expand_factor groups n_classes skip conv act pool lin norm"
+        ),
+        "ConvMixerInspired": (
+            "img_shape dim depth kernel_size patch_size expand_factor channels_per_group n_classes "
+            "conv act pool lin norm"
+        ),
+        "BCOPLargeCNN": "img_shape n_classes conv act lin norm",
+        "StagedCNN": "img_shape dim_repeats dim_nb_dense n_classes conv act pool lin norm",
+        "LargeStagedCNN": "img_shape patch_size dim_repeats dim_nb_dense n_classes conv act lin norm pool",
+        "SLLxBCOPResNet50": "img_shape n_classes norm",
+        "MODELS": None,
+    },
     "orthogonium.legacy.block_ortho_conv": {"BCOP": ""},
     "orthogonium.legacy.skew_ortho_conv": {"SOC": ""},
     "orthogonium.legacy.cayley_ortho_conv": {"Cayley": "", "CayleyLinear": ""},

@@ -1,11 +1,10 @@
-"""Loaders that index whole batches, are fixed by (seed, epoch, batch index), share batches exactly among processes
-and resume in the middle of an epoch.
+"""Loaders of whole batches that repeat, are shared among processes and resume, all of it exactly.
 
 # Note [One global batch]
 A global batch is the same for any number of processes: every process computes the whole permutation and all random
 numbers of the batch, and takes its slice of both. Random numbers come from generators seeded by a hash of what they
 are for, so neither torch's global generator nor the batches before matter.
-"""  # noqa: D205, D415
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Windows: the part of an image to look at, as (area, ratio, u, v) without pixels, so that they can be drawn before
-the size of the image is known.
+"""Windows: the part of an image to look at, as (area, ratio, u, v).
 
-`area` is the share of the image, `ratio` width over height of the window in pixels, and (u, v) in [0, 1] place it
-between the upper and lower, the left and right border.
-"""  # noqa: D205
+They are drawn before the size of the image is known, so they are free of pixels: `area` is the share of the image,
+`ratio` width over height of the window, and (u, v) in [0, 1] place it between the upper and lower, the left and right
+border.
+"""
 
 from __future__ import annotations
 

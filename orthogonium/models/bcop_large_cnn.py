@@ -39,7 +39,7 @@ def BCOPLargeCNN(
         norm: a class that is called with the number of channels, or None.
     """
     channels, height, width = check_image("BCOPLargeCNN", img_shape, n_classes)
-    parts = published_parts(conv, act, norm)
+    parts = published_parts(conv, act, norm, norm_last=True)
     layers: list[nn.Module] = []
     for w, kernel_size, stride in ((32, 3, 1), (64, 5, 2), (64, 3, 1), (64, 5, 2)):
         layers += parts.unit(channels, w, kernel_size, stride)

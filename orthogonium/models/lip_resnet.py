@@ -147,7 +147,7 @@ def LipResNet(
     channels, height, width = check_image("LipResNet", img_shape, n_classes)
     if height < 4 or width < 4:
         raise ParameterError(f"LipResNet needs images of at least 4×4 pixels, got {height}×{width}.")
-    parts = published_parts(conv, act, norm, norm_last=False)
+    parts = published_parts(conv, act, norm)
     layers = [
         parts.convolution(channels, base_width, 7, stride=2),
         act(),

@@ -56,7 +56,7 @@ def LipVGG(
         hidden: outputs of the two dense layers before the head.
     """
     channels, height, width = check_image("LipVGG", img_shape, n_classes)
-    parts = published_parts(conv, act, norm)
+    parts = published_parts(conv, act, norm, norm_last=True)
     layers: list[nn.Module] = []
     for multiple, stride in _CONVOLUTIONS:
         layers += parts.unit(channels, base_width * multiple, 3, stride)

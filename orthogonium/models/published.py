@@ -32,8 +32,11 @@ L2_POOL = ClassParam(L2NormPool2d)
 AVG_POOL = ClassParam(ScaledAvgPool2d)
 
 
-def published_parts(conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = True) -> Parts:
-    """Layers as their caller made them: border and bias are those of `conv`."""
+def published_parts(conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = False) -> Parts:
+    """Layers as their caller made them: border and bias are those of `conv`.
+
+    Centering by layer must not be followed by linear layers and an average over the image alone: that is constant.
+    """
     return Parts(conv=conv, act=act, norm=norm, padding_mode=None, bias=None, norm_last=norm_last)
 
 

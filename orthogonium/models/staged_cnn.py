@@ -54,7 +54,7 @@ def _staged(
         raise ParameterError(f"{model}: dim_repeats lists (channels, convolutions) of each stage: got {dim_repeats}.")
     if patch_size < 1 or height % patch_size or width % patch_size:
         raise ParameterError(f"{model}: patch_size must divide the image {height}×{width}, got {patch_size}.")
-    parts = published_parts(conv, act, norm)
+    parts = published_parts(conv, act, norm, norm_last=True)
     kernel_size = _kernel_size(conv)
     layers: list[nn.Module] = []
     if patch_size > 1:

@@ -125,9 +125,8 @@ def load(found: Pretrained) -> nn.Module:
 
 def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:
     """Write weights and what they are of; the model must be what `found` says."""
-    own, built = ({k: v.shape for k, v in m.state_dict().items()} for m in (model, found.build()))
-    if own != built:
-        raise ShapeError(f"The model is not {found.model!r} with options {dict(found.options)}: its parameters differ.")
+    if str(model) != str(found.build()):
+        raise ShapeError(f"The model is not {found.model!r} with options {dict(found.options)}: its layers differ.")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found.name}.safetensors"
     _safetensors().save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, path)

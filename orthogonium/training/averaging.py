@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 
@@ -18,9 +18,8 @@ class WeightAverage(Callback):
     """Keeps `w̄ ← w̄ + (1 − d)(w − w̄)` after each optimizer step, with `d = min(decay, (1 + t)/(10 + t))` at step t.
 
     The smaller weight of the past in the first steps forgets the initial weights. Raw parameters are averaged, so the
-    averaged network satisfies its constraints exactly, and so are the running statistics of centering, whose value belongs
-    to the weights. Lightning's own callback averages integer counters too, and writes through `.data`, which
-    nothing that watches versions of tensors (the cache of constrained kernels) can see.
+    averaged network satisfies its constraints exactly, and so are the running means of centering, which belong to the
+    weights; counters are not. The optimizer's own weights stay in the network, and in the checkpoint beside the average.
     """
 
     def __init__(self, decay: float) -> None:
@@ -29,14 +28,14 @@ class WeightAverage(Callback):
         self.average: dict[str, Tensor] | None = None
         self._aside: list[Tensor] | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start from the initial weights, or put what was loaded where the weights are."""
         current = _averaged_tensors(pl_module.model)
         source = self.average if self.average is not None else current
         self.average = {name: source[name].detach().to(value.device, copy=True) for name, value in current.items()}
 
     @torch.no_grad()
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the average, once per optimizer step."""
         assert self.average is not None
         if trainer.global_step == self.steps:
@@ -48,7 +47,7 @@ class WeightAverage(Callback):
         )
 
     @torch.no_grad()
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Validate the average."""
         if self.average is not None:
             tensors = _averaged_tensors(pl_module.model)
@@ -57,7 +56,7 @@ class WeightAverage(Callback):
                 value.copy_(averaged)
 
     @torch.no_grad()
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Continue with the weights of the optimizer."""
         if self._aside is not None:
             for value, kept in zip(_averaged_tensors(pl_module.model).values(), self._aside, strict=True):

@@ -24,7 +24,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from orthogonium.errors import OrthogoniumError
-from orthogonium.training.classifier import CHECKPOINT_FORMAT, CHECKPOINT_KEY, LipschitzClassifier
+from orthogonium.models import create_model
+from orthogonium.training.classifier import CHECKPOINT_FORMAT, CHECKPOINT_KEY
 from orthogonium.training.clock import Interrupted
 from orthogonium.training.errors import CheckpointError
 from orthogonium.training.journal import best_row
@@ -46,13 +47,13 @@ class Keeper(Checkpoint):
         self._step = 0
         self._saved_at = 0.0
 
-    def on_train_start(self, trainer: Trainer, pl_module: LipschitzClassifier) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """From here on a signal means: finish the step, save, stop."""
         self._step = trainer.global_step
         self._saved_at = pl_module.clock.elapsed
         pl_module.clock.listen()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LipschitzClassifier, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the clock after each optimizer step."""
         if trainer.global_step == self._step:
             return
@@ -70,15 +71,11 @@ class Keeper(Checkpoint):
         if clock.signum:
             raise Interrupted(clock.signum)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LipschitzClassifier) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Save, and keep a copy if this epoch is the best so far."""
         pl_module.finished = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        self._save(trainer, pl_module)
-        newest = len(pl_module.history) - 1
-        if trainer.is_global_zero and best_row(pl_module.history, pl_module.monitored) == newest:
-            partial = self.folder / f"{BEST}.partial"
-            shutil.copyfile(self.folder / LAST, partial)
-            os.replace(partial, self.folder / BEST)
+        is_best = best_row(pl_module.history, pl_module.monitored) == len(pl_module.history) - 1
+        self._save(trainer, pl_module, is_best)
         if pl_module.clock.signum and not pl_module.finished:
             raise Interrupted(pl_module.clock.signum)
 
@@ -86,10 +83,14 @@ class Keeper(Checkpoint):
         by_steps = self.every_steps is not None and self._step % self.every_steps == 0
         return by_steps or (self.every_minutes is not None and elapsed - self._saved_at >= 60 * self.every_minutes)
 
-    def _save(self, trainer: Trainer, pl_module: LipschitzClassifier) -> None:
+    def _save(self, trainer: Trainer, pl_module: Any, is_best: bool = False) -> None:
         partial = self.folder / f"{LAST}.partial"
         trainer.save_checkpoint(partial, weights_only=False)  # by all processes, which wait for each other
         if trainer.is_global_zero:
+            if is_best:  # before the last one: a kill in between repeats the epoch, and writes the same best again
+                copy = self.folder / f"{BEST}.partial"
+                shutil.copyfile(partial, copy)
+                os.replace(copy, self.folder / BEST)
             os.replace(partial, self.folder / LAST)
         self._saved_at = pl_module.clock.elapsed
 
@@ -107,7 +108,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
     state = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or "state_dict" not in checkpoint:
-        raise CheckpointError(f"{path} is not a checkpoint of orthogonium.training: train one, or load it with torch.load.")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of orthogonium.training: train one, or load it with torch.load."
+        )
     if state.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(
             f"{path} has checkpoint format {state.get('format')}, this version reads {CHECKPOINT_FORMAT}: use the version "
@@ -148,8 +151,6 @@ class Trained:
 
 
 def _build(recipe: Recipe, image_shape: tuple[int, int, int] | None, n_classes: int, path: Any) -> nn.Module:
-    from orthogonium.models import create_model
-
     try:
         return create_model(recipe.model, image_shape, n_classes, **recipe.model_options)
     except (OrthogoniumError, TypeError) as error:
@@ -175,7 +176,9 @@ def load_checkpoint(path: str | os.PathLike[str], *, model: nn.Module | None = N
     image_shape = None if state["image_shape"] is None else tuple(state["image_shape"])
     if model is None:
         if not state["named"]:
-            raise CheckpointError(f"{path} was trained from a network of your own: pass one as load_checkpoint(…, model=…).")
+            raise CheckpointError(
+                f"{path} was trained from a network of your own: pass one as load_checkpoint(…, model=…)."
+            )
         model = _build(recipe, image_shape, state["n_classes"], path)
     if recipe.precision == "64":
         model = model.double()
@@ -189,7 +192,9 @@ def load_checkpoint(path: str | os.PathLike[str], *, model: nn.Module | None = N
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"The weights of {path} do not fit the network: {' '.join(str(error).split())}") from error
+        raise CheckpointError(
+            f"The weights of {path} do not fit the network: {' '.join(str(error).split())}"
+        ) from error
     return Trained(
         model=model.eval(),
         recipe=recipe,

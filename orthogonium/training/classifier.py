@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.metrics import CertifiedAccuracy
+from orthogonium.models import create_model
+from orthogonium.models.input_normalization import InputNormalization
 from orthogonium.training.clock import Clock
 from orthogonium.training.objectives import create_loss
 from orthogonium.training.optimizers import create_optimizer, set_learning_rate
@@ -26,19 +29,25 @@ def certified_key(radius: float) -> str:
     return f"val_certified@{radius:.4g}"
 
 
+def _input_constant(model: nn.Module) -> float:
+    """Constant of the normalization of images inside the network; all else is taken to be 1-Lipschitz."""
+    return math.prod(m.lipschitz_constant for m in model.modules() if isinstance(m, InputNormalization))
+
+
 class LipschitzClassifier(LightningModule):
     """Trains a network by a recipe and reports its certified accuracy.
 
-    Certificates take the type of the last layer from the network and assume that everything else has the Lipschitz
-    constant `lipschitz_constant`; where the last layer is of neither known type, only accuracy is reported. What it
-    needs to continue (history, elapsed time, state of the random generators) travels in the checkpoint.
+    The certified accuracy of a history says how training goes: it takes the type of the last layer from the network and
+    the constant of the rest to be `lipschitz_constant`, which only `orthogonium.certify` proves. Where the last layer is
+    of neither known type, only accuracy is reported. What a run needs to continue (history, elapsed time, state of
+    the random generators) travels in the checkpoint.
 
     Args:
         recipe: the recipe.
         model: the network; None builds `recipe.model`.
         image_shape: channels, height and width the network is built for; None is the default of the architecture.
         n_classes: number of logits.
-        lipschitz_constant: bound for the network on pixels in [0, 1].
+        lipschitz_constant: of the network on pixels in [0, 1]; None takes that of its input normalization.
 
     >>> from torch import nn
     >>> from orthogonium.layers import OrthoLinear
@@ -56,14 +65,12 @@ class LipschitzClassifier(LightningModule):
         *,
         image_shape: tuple[int, int, int] | None = None,
         n_classes: int = 10,
-        lipschitz_constant: float = 1.0,
+        lipschitz_constant: float | None = None,
     ) -> None:
         super().__init__()
         self.recipe = recipe
         self.named = model is None  # whether the recipe alone is enough to build the network again
         if model is None:
-            from orthogonium.models import create_model
-
             model = create_model(recipe.model, image_shape, n_classes, **recipe.model_options)
         self.model = model
         self.image_shape = image_shape
@@ -73,7 +80,8 @@ class LipschitzClassifier(LightningModule):
         # radius 0 is the accuracy; without a certificate that is all there is, whatever factor margins are divided by
         radii = (0.0,) if self.head == "unknown" else (0.0, *recipe.radii)
         head = "classwise" if self.head == "unknown" else self.head
-        self.certified = CertifiedAccuracy(radii, head, lipschitz_constant)
+        constant = _input_constant(model) if lipschitz_constant is None else lipschitz_constant
+        self.certified = CertifiedAccuracy(radii, head, constant)
         self.clock = Clock()
         self.tally = Tally()
         self.history: list[dict[str, float]] = []

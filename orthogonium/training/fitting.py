@@ -87,16 +87,16 @@ def _find_checkpoint(recipe: Recipe, folder: Path, resume: str | os.PathLike[str
     if resume == "auto" and not last.exists():
         return None
     theirs, ours = read_recipe(read_checkpoint(path), path).to_dict(), recipe.to_dict()
-    # the same data may have moved
-    changed = [f"{key} ({theirs[key]!r} there, {ours[key]!r} here)" for key in ours if theirs[key] != ours[key]]
-    changed = [text for text in changed if not text.startswith("root ")]
+    changed = [key for key in ours if theirs[key] != ours[key] and key != "root"]  # the same data may have moved
     if changed:
-        raise CheckpointError(f"{path} belongs to another recipe: {', '.join(changed)}. A run is continued as it began.")
+        values = ", ".join(f"{key} ({theirs[key]!r} there, {ours[key]!r} here)" for key in changed)
+        raise CheckpointError(f"{path} belongs to another recipe: {values}. A run is continued as it began.")
     return path
 
 
 def _check_machine(recipe: Recipe, accelerator: str) -> None:
-    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not has_gpu)
     if recipe.precision == "16-mixed" and on_cpu:
         raise ParameterError("precision='16-mixed' needs a GPU: use 'bf16-mixed' or '32' on a CPU.")
 
@@ -106,10 +106,24 @@ def _create_strategy(strategy: str | Strategy, recipe: Recipe, processes: int) -
     if strategy != "fsdp":
         return strategy
     if recipe.ema is not None:
-        raise ParameterError("An average of weights (ema) needs whole weights: use strategy='ddp', or ema=None with 'fsdp'.")
+        raise ParameterError(
+            "An average of weights (ema) needs whole weights: use strategy='ddp', or ema=None with 'fsdp'."
+        )
     return ModelParallelStrategy(
         data_parallel_size=processes, tensor_parallel_size=1, save_distributed_checkpoint=False
     )
+
+
+def _whole_steps(data: LightningDataModule, accumulate: int) -> int | None:
+    """Batches of an epoch that make up whole optimizer steps; None where all of them do."""
+    if accumulate == 1:
+        return None
+    batches = len(data.train_dataloader())
+    if batches < accumulate:
+        raise ParameterError(
+            f"An epoch has {batches} parts of a batch, fewer than accumulate={accumulate}: use a smaller batch_size."
+        )
+    return batches - batches % accumulate
 
 
 def _result(folder: Path, recipe: Recipe, history: list[dict[str, float]], seconds: float) -> TrainingResult:
@@ -202,6 +216,7 @@ def fit(
             precision=PRECISIONS[recipe.precision],  # type: ignore[arg-type]
             max_epochs=-1 if recipe.epochs is None else recipe.epochs,
             accumulate_grad_batches=recipe.accumulate,
+            limit_train_batches=_whole_steps(data, recipe.accumulate),
             gradient_clip_val=recipe.clip_norm,
             check_val_every_n_epoch=recipe.validate_every,
             num_sanity_val_steps=0,

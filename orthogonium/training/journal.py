@@ -11,7 +11,6 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from orthogonium.training.classifier import LipschitzClassifier
 from orthogonium.training.errors import DivergenceError
 from orthogonium.training.tally import means
 
@@ -64,13 +63,13 @@ class Journal(Callback):
         self.recent: dict[str, float] = {}  # what a progress bar may show
         self._logged_step = 0
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LipschitzClassifier) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Count anew; validate after the last epoch whatever its number."""
         pl_module.tally.reset()
         if trainer.current_epoch + 1 == trainer.max_epochs:
             trainer.check_val_every_n_epoch = 1
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LipschitzClassifier, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the steps since the last log; that is the only moment the device is waited for."""
         step = trainer.global_step
         if step == self._logged_step or step % self.log_every:
@@ -78,9 +77,12 @@ class Journal(Callback):
         self._logged_step = step
         values = pl_module.tally.recent()
         self._check_finite(values, step)
-        self._log(trainer, {**values, "lr": trainer.optimizers[0].param_groups[0]["lr"]}, step)
+        self.recent |= values
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        steps = {key.replace("train_", "step_"): value for key, value in values.items()}  # not those of an epoch
+        self._log(trainer, {**steps, "lr": rate}, step)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LipschitzClassifier) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Add the row of the epoch."""
         totals = trainer.strategy.reduce(pl_module.tally.totals(pl_module.device), reduce_op="sum")
         values = means(totals)
@@ -90,6 +92,7 @@ class Journal(Callback):
         pl_module.validation = {}
         row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, "seconds": pl_module.clock.elapsed}
         pl_module.history.append({**row, **values})
+        self.recent |= values
         self._log(trainer, values, trainer.global_step)
         if trainer.is_global_zero:
             write_history(self.folder / HISTORY_FILE, pl_module.history)
@@ -97,8 +100,8 @@ class Journal(Callback):
         if patience is not None and is_stalled(pl_module.history, pl_module.monitored, patience):
             trainer.should_stop = True
 
-    def _log(self, trainer: Trainer, values: dict[str, float], step: int) -> None:
-        self.recent |= values
+    @staticmethod
+    def _log(trainer: Trainer, values: dict[str, float], step: int) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(values, step)
             logger.save()

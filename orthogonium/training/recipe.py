@@ -18,6 +18,14 @@ from orthogonium.training.schedules import check_schedule
 PRECISIONS = {"32": "32-true", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed", "64": "64-true"}
 
 
+def _as_json(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy as JSON gives it back (tuples become lists), so that a saved recipe equals the one it was saved from."""
+    try:
+        return dict(json.loads(json.dumps(dict(options))))
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"{name} are names with numbers, strings and lists, as JSON has them: {error}.") from error
+
+
 def _check_counts(recipe: Recipe) -> None:
     for name in ("epochs", "batch_size", "accumulate", "patience", "validate_every"):
         value = getattr(recipe, name)
@@ -41,7 +49,9 @@ def _check_ranges(recipe: Recipe) -> None:
     if recipe.ema is not None and not 0 < recipe.ema < 1:
         raise ParameterError(f"ema is the weight of the past in the average of weights, in (0, 1): got {recipe.ema}.")
     if not 0 <= recipe.validation < 1:
-        raise ParameterError(f"validation is the share of the training data held out, in [0, 1): got {recipe.validation}.")
+        raise ParameterError(
+            f"validation is the share of the training data held out, in [0, 1): got {recipe.validation}."
+        )
     if not recipe.radii or any(not 0 < r < math.inf for r in recipe.radii):
         raise ParameterError(f"radii are l2 radii above 0 to report certificates at, one or more: got {recipe.radii}.")
     if recipe.epochs is None and recipe.max_minutes is None:
@@ -129,7 +139,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("model_options", "loss_options", "optimizer_options"):
-            object.__setattr__(self, name, dict(getattr(self, name)))  # ours: later changes by the caller do not reach it
+            object.__setattr__(self, name, _as_json(name, getattr(self, name)))
         object.__setattr__(self, "radii", tuple(self.radii))
         _check_counts(self)
         _check_ranges(self)

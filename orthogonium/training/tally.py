@@ -68,5 +68,3 @@ def means(
     """Mean loss and accuracy from sums over samples; nothing where there are none."""
     loss, hits, samples = sums.tolist()
     return {"train_loss": loss / samples, "train_accuracy": hits / samples} if samples else {}
-
-

@@ -1,5 +1,8 @@
 """Images, splits and the digits."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,12 @@ import torch
 from orthogonium.data import DATASETS, DataError, ImageData, Images, load_dataset, stratified_split, unit_pixels
 from orthogonium.data.images import _splitmix64
 from orthogonium.errors import OrthogoniumError, ParameterError
+
+
+def test_training_dependencies_are_imported_when_needed():
+    code = "import sys, orthogonium.data; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"lightning", "sklearn", "PIL", "torchvision"} & set(loaded)
 
 
 def grey(n=4, dtype=torch.uint8, size=4):

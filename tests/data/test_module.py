@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from orthogonium.data import ImageData, ImageDataModule, Images, load_dataset
@@ -48,7 +49,7 @@ def train(folder, checkpoint=None, asks_for_steps=False, data=None):
     data = data or ImageDataModule("digits", batch_size=256, augment="shift", validation=0.1)
     trainer = Trainer(
         max_steps=9,
-        max_epochs=-1,
+        max_epochs=3,
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
@@ -86,6 +87,15 @@ def test_a_run_after_a_resumed_one_starts_at_the_start(uninterrupted, tmp_path):
     data = ImageDataModule("digits", batch_size=256, augment="shift", validation=0.1)
     train(tmp_path / "resumed", folder / "step=2.ckpt", data=data)
     assert train(tmp_path / "anew", data=data).seen == whole.seen
+
+
+@pytest.mark.parametrize(("stage", "first"), [(TrainerFn.FITTING, 2), (TrainerFn.TESTING, 0)])
+def test_only_training_resumes(stage, first):
+    data = ImageDataModule("digits", batch_size=256)
+    whole = [labels for _, labels in data.train_dataloader()]
+    data.trainer = SimpleNamespace(global_rank=0, world_size=1, state=SimpleNamespace(fn=stage))
+    data.load_state_dict({**data.state_dict(), "batches": 2})
+    assert torch.equal(next(iter(data.train_dataloader()))[1], whole[first])
 
 
 def test_other_settings_do_not_resume(uninterrupted, tmp_path):

@@ -64,7 +64,7 @@ def test_training_and_copies(name):
     model, shape = small(name)
     x, y = torch.rand(16, *shape), torch.arange(16) % 5
     twin = copy.deepcopy(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(8):
         optimizer.zero_grad()

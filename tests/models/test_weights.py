@@ -121,7 +121,7 @@ def test_damaged_files(folder):
 
 
 def test_saving_checks_that_the_description_is_of_this_model(model, tmp_path):
-    with pytest.raises(ShapeError, match="its parameters differ"):
+    with pytest.raises(ShapeError, match="its layers differ"):
         weights.save(model, metadata("wrong", image_shape=(3, 8, 8)), tmp_path)
     with pytest.raises(ParameterError, match="no option width"):
         weights.save(model, metadata("wrong", options={"width": 3}), tmp_path)

@@ -1,0 +1,86 @@
+import dataclasses
+
+import pytest
+
+from orthogonium.data import DATASETS, make_augmentation
+from orthogonium.errors import ParameterError
+from orthogonium.models import describe_model, list_models
+from orthogonium.training import PRESETS, Recipe
+
+WRONG = {
+    "epochs": [0, 2.5, True],
+    "batch_size": [0, -1],
+    "accumulate": [0, 3],  # 3 does not divide 128
+    "patience": [0, 5],  # without held-out data
+    "validate_every": [0],
+    "lr": [0.0, -1.0, float("nan")],
+    "max_minutes": [0.0, float("inf")],
+    "clip_norm": [0.0],
+    "weight_decay": [-0.1],
+    "ema": [0.0, 1.0],
+    "validation": [-0.1, 1.0],
+    "radii": [(), (0.0,), (-1.0, 0.5)],
+    "precision": ["fp8"],
+    "monitor": ["loss"],
+    "schedule": ["exponential"],
+    "warmup": [-0.1, 1.0],
+    "optimizer": ["lion"],
+    "optimizer_options": [{"lr": 1.0}, {"fused": True}, {"betas": 3}, {"momentum": 0.9}],
+    "model_options": [{"conv": object()}, 3],
+    "loss": ["mse"],
+    "loss_options": [{"offst": 1.0}, {"temperature": -1.0}, {"reduction": "sum"}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_wrong_values_are_refused(name, value):
+    with pytest.raises(ParameterError, match=r"."):
+        Recipe(**{name: value})
+
+
+def test_training_needs_an_end():
+    with pytest.raises(ParameterError, match="epochs, max_minutes"):
+        Recipe(epochs=None)
+
+
+def test_one_cycle_needs_a_warmup():
+    with pytest.raises(ParameterError, match="warmup"):
+        Recipe(schedule="one-cycle", warmup=0.0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_json_and_name_what_exists(name):
+    recipe = PRESETS[name]
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert recipe.model in list_models() and recipe.data in DATASETS
+    assert recipe.model_options.keys() <= describe_model(recipe.model).options.keys()
+    make_augmentation(recipe.augment)
+
+
+def test_every_field_survives_json():
+    changed = Recipe(
+        model="other", model_options={"widths": (8, 16)}, data="cifar10", root="/data", augment="crop-flip", validation=0.1,
+        loss="hkr", loss_options={"alpha": 0.9}, optimizer="sgd", optimizer_options={"momentum": 0.8}, lr=0.5,
+        weight_decay=0.1, decay_biases=True, schedule="linear", warmup=0.3, epochs=None, max_minutes=0.5, batch_size=32,
+        accumulate=2, clip_norm=3.0, ema=0.9, precision="64", seed=5, patience=3, monitor="accuracy", validate_every=2,
+        radii=(0.125,),
+    )  # fmt: skip
+    default = Recipe()
+    assert all(getattr(changed, f.name) != getattr(default, f.name) for f in dataclasses.fields(Recipe))
+    assert Recipe.from_json(changed.to_json()) == changed
+
+
+def test_unknown_fields_are_named():
+    with pytest.raises(ParameterError, match="learning_rate.*lr"):
+        Recipe().replace(learning_rate=1.0)
+    with pytest.raises(ParameterError, match="JSON"):
+        Recipe.from_json("{")
+    with pytest.raises(ParameterError, match="JSON object: got list"):
+        Recipe.from_json("[]")
+
+
+def test_options_are_copied():
+    options = {"offset": 1.0}
+    recipe = Recipe(loss_options=options)
+    options["offset"] = 2.0
+    assert recipe.loss_options == {"offset": 1.0}
