@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,7 +13,9 @@ from orthogonium.cli.values import radii
 from orthogonium.data import load_dataset, unit_pixels
 from orthogonium.errors import ParameterError
 from orthogonium.models import create_model, describe_model, describe_pretrained, list_models
-from orthogonium.training import CheckpointError, Recipe, load_checkpoint
+
+if TYPE_CHECKING:
+    from orthogonium.training import Recipe
 
 RADII = (36 / 255, 72 / 255, 108 / 255)
 
@@ -59,7 +61,7 @@ def load_network(checkpoint: str) -> Network:
             f"{checkpoint!r} is an architecture, not a trained network ({known}): train it with "
             f"`orthogonium train --model {checkpoint}`."
         )
-    raise CheckpointError(
+    raise ParameterError(
         f"{checkpoint!r} is neither a file, nor the folder of a run, nor a pretrained model ({known})."
     )
 
@@ -84,6 +86,8 @@ def load_inputs(network: Network, data: str | None, root: Path | None, limit: in
 
 def _of_folder(folder: Path) -> Path:
     """The checkpoint a run ended in: the best one if it stopped early, else the last one."""
+    from orthogonium.training import CheckpointError, Recipe
+
     last, best, recipe = folder / "last.ckpt", folder / "best.ckpt", folder / "recipe.json"
     if not last.is_file():
         raise CheckpointError(f"{folder} is not the folder of a training run: it has no last.ckpt.")
@@ -92,6 +96,8 @@ def _of_folder(folder: Path) -> Path:
 
 
 def _from_file(path: Path) -> Network:
+    from orthogonium.training import load_checkpoint  # imports lightning, which pretrained models do without
+
     found = load_checkpoint(path)
     recipe = found.recipe
     shape = found.image_shape or describe_model(recipe.model).image_shape
