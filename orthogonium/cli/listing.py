@@ -37,8 +37,8 @@ def models(
     if trained:
         certified = [", ".join(f"{e}: {percent(a)}" for e, a in each.certified_accuracy.items()) for each in trained]
         weights = zip(trained, certified, strict=True)
-        rows = [(each.name, each.model, each.data, percent(each.accuracy), radii) for each, radii in weights]
-        print_table("Pretrained", ["name", "model", "data", "accuracy", "certified at l2 radius"], rows)
+        found = [(each.name, each.model, each.data, percent(each.accuracy), radii) for each, radii in weights]
+        print_table("Pretrained", ["name", "model", "data", "accuracy", "certified at l2 radius"], found)
 
 
 def _as_json(entry: Any) -> dict[str, Any]:

@@ -95,7 +95,11 @@ def summary(found: Evaluation) -> dict[str, Any]:
     """The evaluation as JSON values."""
     from orthogonium.cli.certifying import summary as certified
 
-    attacked = [{"eps": e, "accuracy": a} for e, a in zip(found.curve.eps, found.curve.accuracy, strict=True)]
+    compared, curve = found.compared, found.curve
+    attacked = [
+        {"eps": e, "accuracy": a, "certified": compared.certified_accuracy_at(e)}
+        for e, a in zip(curve.eps, curve.accuracy, strict=True)
+    ]
     return {
         **certified(found.certificates),
         "attack": found.curve.method,
@@ -107,12 +111,17 @@ def summary(found: Evaluation) -> dict[str, Any]:
 
 def show(found: Evaluation, network: Network, inputs: Inputs, path: Path) -> None:
     """Print the table, and where the page is."""
-    certificates, curve = found.certificates, found.curve
-    rows = [("clean", "", percent(certificates.accuracy))]
+    certificates, compared, curve = found.certificates, found.compared, found.curve
+    total, attacked = len(certificates.labels), len(found.index)
+    columns = ["radius", "certified", f"attacked ({curve.method})"]
+    rows = [["0 (clean)", percent(certificates.accuracy), percent(curve.accuracy[curve.eps.index(0.0)])]]
     for e, proved in zip(certificates.eps, certificates.certified_accuracy, strict=True):
-        rows.append(("certified", f"{e:.4g}", percent(proved)))
-        rows.append((f"attacked ({curve.method})", f"{e:.4g}", percent(curve.accuracy[curve.eps.index(e)])))
-    rows.append(("broken certificates", "", f"{found.broken} of {len(found.index)}"))
+        rows.append([f"{e:.4g}", percent(proved), percent(curve.accuracy[curve.eps.index(e)])])
+    if attacked < total:  # another sample: not to be compared with the whole
+        columns[2:] = [f"certified, {attacked} inputs", f"attacked ({curve.method}), the same"]
+        for row, e in zip(rows, (0.0, *certificates.eps), strict=True):
+            row.insert(2, percent(compared.certified_accuracy_at(e) if e else compared.accuracy))
     title = f"{network.name}: {len(inputs.labels)} held-out inputs, {certificates.bound.value:.7g}-Lipschitz"
-    print_table(title, ["accuracy", "radius", ""], rows)
+    print_table(title, columns, rows)
+    print(f"Broken certificates: {found.broken} of {attacked}")
     print(f"Report: {path.resolve()}")

@@ -44,10 +44,14 @@ class Evaluation:
     samples: Samples
 
     @property
+    def compared(self) -> Certificates:
+        """The certificates of the inputs that were attacked."""
+        return subset(self.certificates, self.index)
+
+    @property
     def broken(self) -> int:
         """Certificates that an attack refuted."""
-        found = refuted(subset(self.certificates, self.index), self.curve) | self.inside.broken.cpu()
-        return int(found.sum())
+        return int((refuted(self.compared, self.curve) | self.inside.broken.cpu()).sum())
 
     def write(
         self,

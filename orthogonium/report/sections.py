@@ -31,11 +31,15 @@ def percent(x: float) -> str:
     return f"{100 * x:.1f}%"
 
 
-def headline(certificates: Certificates, attack: AttackCurve | None, broken: int) -> str:
-    """The numbers to remember."""
+def headline(certificates: Certificates, compared: Certificates, attack: AttackCurve | None, broken: int) -> str:
+    """The numbers to remember; `compared` are the certificates of the inputs that were attacked."""
     cards = [("Clean accuracy", percent(certificates.accuracy), f"of {len(certificates.labels)} inputs", "plain")]
     for e, accuracy in zip(certificates.eps, certificates.certified_accuracy, strict=True):
-        cards.append((f"Certified at {radius_text(e)}", percent(accuracy), f"attacked: {_left(attack, e)}", "plain"))
+        note = f"attacked: {_left(attack, e)}"
+        if len(compared.labels) < len(certificates.labels):  # another sample: not to be compared with the whole
+            own = percent(compared.certified_accuracy_at(e))
+            note = f"of {len(compared.labels)}: {own}, attacked {_left(attack, e)}"
+        cards.append((f"Certified at {radius_text(e)}", percent(accuracy), note, "plain"))
     cards.append(("Lipschitz constant ≤", f"{certificates.bound.value:.6f}", "measured by layers", "plain"))
     if attack is not None:
         note = f"of {len(attack.distances)}, by {attack_name(attack)}"
@@ -61,8 +65,8 @@ def radius_text(e: float) -> str:
     return f"{e:.4g}"
 
 
-def robustness(certificates: Certificates, attack: AttackCurve | None) -> str:
-    """Certified accuracy against the radius, and what an attack leaves."""
+def robustness(certificates: Certificates, attack: AttackCurve | None, total: int) -> str:
+    """Certified accuracy against the radius, and what an attack leaves, of some of `total` inputs."""
     largest = max(attack.eps) if attack else max([float(certificates.radii.max()), *certificates.eps, 1e-6])
     eps, proved = survival_curve(certificates.radii, largest)
     lines = [Series("certified: proved for every attack", eps, proved, 0)]
@@ -78,13 +82,18 @@ def robustness(certificates: Certificates, attack: AttackCurve | None) -> str:
         "percent": True,
         "between": attack is not None,
     }
+    part = (
+        f" Both are of the {len(certificates.labels)} inputs that were attacked."
+        if len(certificates.labels) < total
+        else ""
+    )
     radii = sorted({*certificates.eps, *(attack.eps if attack else ())})
     rows = [[radius_text(e), percent(certificates.certified_accuracy_at(e)), _left(attack, e)] for e in radii]
     return section(
         "robustness",
         "Accuracy against the radius",
         "The true robust accuracy lies between the two curves: below, what is proved; above, what an attack left standing. "
-        "An attack below the certified curve would refute a certificate."
+        "An attack below the certified curve would refute a certificate." + part
         if attack
         else "Certified accuracy: the fraction of inputs that are right and provably stay so within the radius.",
         _figure(lines, (960, 400), **options),

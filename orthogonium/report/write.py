@@ -68,8 +68,8 @@ def write_report(
     if attack_curve is not None:
         broken = max(broken, int(refuted(compared, attack_curve).sum()))
     parts = [
-        sections.headline(certificates, attack_curve, broken),
-        sections.robustness(compared, attack_curve),
+        sections.headline(certificates, compared, attack_curve, broken),
+        sections.robustness(compared, attack_curve, len(certificates.labels)),
         sections.samples(samples) if samples is not None else "",
         sections.training(history),
         sections.spectra(spectra),

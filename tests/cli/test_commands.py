@@ -29,6 +29,8 @@ def test_train_writes_a_checkpoint_and_a_report(trained):
     folder, printed = trained
     assert (folder / "last.ckpt").is_file() and (folder / "history.csv").is_file()
     assert printed["broken_certificates"] == 0 and printed["last_epoch"]["epoch"] == 3
+    assert printed["attacked_inputs"] == 30
+    assert all(entry["accuracy"] >= entry["certified"] for entry in printed["attacked_accuracy"])
     report = (folder / "report.html").read_text(encoding="utf-8")
     assert f"{100 * printed['accuracy']:.1f}%" in report and "aocnet_tiny on digits" in report
     assert load_checkpoint(folder / "last.ckpt").recipe.radii == (0.05, 0.25)

@@ -169,5 +169,6 @@ def test_a_part_that_was_attacked_is_compared_with_its_own_certificates(tmp_path
     )
     text = path.read_text(encoding="utf-8")
     assert re.search(r'Broken certificates</dt><dd class="good">0<', text)
-    assert re.search(r"Certified at 0.5</dt><dd[^>]*>66.7%", text)
+    assert re.search(r"Certified at 0.5</dt><dd[^>]*>66.7%<small>of 1: 0.0%, attacked 0.0%<", text)
+    assert "Both are of the 1 inputs that were attacked" in text
     assert '<th scope="row">0.5</th><td class="number">0.0%</td><td class="number">0.0%</td>' in text
