@@ -1,4 +1,4 @@
-"""A small l2 attack: projected gradient steps on the margin, from random starts inside the ball."""
+"""A search for inputs of another class, for tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from orthogonium.attacks import l2_pgd
 from orthogonium.certification import margins
 
 
@@ -20,16 +21,16 @@ def find_counterexample(
     restarts: int = 3,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Search the l2 balls around inputs for another class.
+    """Search the l2 balls around inputs for another class, by `orthogonium.attacks.l2_pgd`.
 
     Args:
         model: from inputs to logits (n, classes), treating samples independently.
         x: inputs (n, …).
         radius: of the ball around each input, (n,).
         labels: classes to leave; the predictions by default.
-        steps: of the ascent, each a quarter of the radius at first and ever smaller.
-        restarts: random starts, the first of them at the input itself.
-        seed: of the starts.
+        steps: of each descent.
+        restarts: number of descents, the first of them from the input itself, the others from random points.
+        seed: of the random points.
 
     Returns:
         Which inputs were fooled, (n,), and the points found, (n, …), never outside of the balls.
@@ -39,35 +40,8 @@ def find_counterexample(
     >>> fooled  # the distance is 1/√2
     tensor([False,  True])
     """
-    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         labels = model(x).argmax(dim=1) if labels is None else labels
-    radius = radius.to(x.device, x.dtype).reshape(-1, *[1] * (x.dim() - 1))
-    fooled, found = torch.zeros(len(x), dtype=torch.bool, device=x.device), x.clone()
-    for restart in range(restarts):
-        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-        delta = torch.zeros_like(x) if restart == 0 else _clipped(noise, radius)
-        for step in range(steps):
-            length = radius * 0.5 * (1 - step / steps) + 0.01 * radius
-            with torch.enable_grad():
-                point = (x + delta).requires_grad_()
-                (slope,) = torch.autograd.grad(margins(model(point), labels).sum(), point)
-            delta = _clipped(delta - length * _unit(slope), radius)
-            with torch.no_grad():
-                success = (margins(model(x + delta), labels) < 0) & ~fooled
-            found[success] = (x + delta)[success]
-            fooled |= success
-    return fooled, found
-
-
-def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.flatten(1), dim=1).reshape(-1, *[1] * (x.dim() - 1))
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / _norm(x).clamp_min(torch.finfo(x.dtype).tiny)
-
-
-def _clipped(delta: Tensor, radius: Tensor) -> Tensor:
-    """`delta`, at most as long as `radius`."""
-    return delta * (radius / _norm(delta).clamp_min(torch.finfo(delta.dtype).tiny)).clamp(max=1)
+    found = l2_pgd(model, x, labels, radius, steps=steps, restarts=restarts, seed=seed)
+    with torch.no_grad():
+        return margins(model(found), labels) < 0, found

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from orthogonium.attacks.distances import finite_radii
 from orthogonium.errors import ShapeError
 from orthogonium.testing.attack import find_counterexample
 
@@ -42,11 +43,12 @@ def assert_certificate(
     radii = torch.as_tensor(radius, dtype=torch.float64).expand(len(x)) if not isinstance(radius, Tensor) else radius
     if radii.shape != x.shape[:1]:
         raise ShapeError(f"One radius per input is needed: got {tuple(radii.shape)} for {len(x)} inputs.")
-    claimed = (radii > 0) & radii.isfinite()
+    claimed = radii > 0
     index = claimed.nonzero().flatten().to(x.device)
     if not len(index):
         return
-    attacked, around = x[index], fraction * radii[claimed]
+    attacked = x[index]
+    around = finite_radii(attacked, fraction * radii[claimed].to(x.device))
     left = None if labels is None else labels[index.to(labels.device)].to(x.device)
     fooled, found = find_counterexample(model, attacked, around, left, steps=steps, restarts=restarts, seed=seed)
     if fooled.any():

@@ -1,0 +1,164 @@
+"""What attacks say about a classifier: a curve of accuracy under attack, and whether certificates hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.attacks.distances import finite_radii
+from orthogonium.attacks.search import attack, gathered
+from orthogonium.errors import ParameterError, ShapeError
+
+
+@dataclass(frozen=True)
+class AttackCurve:
+    """Accuracy under attack at several radii.
+
+    Attributes:
+        method: name of the attack.
+        eps: the radii, as they were asked for.
+        accuracy: fraction of inputs that withstood at each: an upper bound of the robust accuracy.
+        distances: (n,) of the nearest point of another class found at any radius, ∞ where there was none.
+    """
+
+    method: str
+    eps: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    distances: Tensor
+
+    def __str__(self) -> str:
+        lines = [f"      eps  accuracy under attack ({self.method}, {len(self.distances)} inputs)"]
+        return "\n".join(lines + [f"{e:9.4f}  {a:.4f}" for e, a in zip(self.eps, self.accuracy, strict=True)])
+
+
+def empirical_accuracy(
+    model: nn.Module | Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    eps_list: Sequence[float] = (36 / 255, 72 / 255, 108 / 255),
+    *,
+    method: str = "pgd",
+    steps: int | None = None,
+    restarts: int | None = None,
+    bounds: tuple[float, float] | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> AttackCurve:
+    """Accuracy under attack at several radii; an input that is broken at one radius is broken at every larger one.
+
+    Args:
+        model: from inputs to logits (n, classes), in eval mode.
+        images: inputs (n, …).
+        labels: class indices (n,).
+        eps_list: the radii; 0 gives the accuracy.
+        method: one of `list_attacks()`.
+        steps: of the attack; its default if None.
+        restarts: of the attack; its default if None.
+        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
+        seed: of all that is random.
+        batch_size: inputs attacked at once.
+
+    >>> from orthogonium.attacks import empirical_accuracy
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0], [0.5, 0.0]])  # other classes at 0.71, 2.12, 0.35
+    >>> empirical_accuracy(torch.nn.Identity().eval(), x, x.argmax(1), [0.0, 0.5, 1.0, 3.0]).accuracy
+    (1.0, 0.666..., 0.333..., 0.0)
+    """
+    radii = tuple(float(e) for e in eps_list)
+    if not radii or any(not (math.isfinite(e) and e >= 0) for e in radii):
+        raise ParameterError(f"eps_list holds finite radii ≥ 0: got {list(eps_list)}.")
+    images, labels = gathered((images, labels), model)
+    nearest = torch.full((len(images),), math.inf, dtype=torch.float64, device=images.device)
+    for eps in sorted(set(radii)):
+        standing = (nearest > eps).nonzero().flatten()
+        if not len(standing):
+            break
+        found = attack(
+            model, (images[standing], labels[standing]), eps, method=method, steps=steps, restarts=restarts,
+            bounds=bounds, seed=seed, batch_size=batch_size,
+        )  # fmt: skip
+        nearest[standing] = torch.minimum(nearest[standing], found.distances)
+    return AttackCurve(method, radii, tuple(float((nearest > e).double().mean()) for e in radii), nearest)
+
+
+@dataclass(frozen=True)
+class AttackedCertificates:
+    """What `break_certificates` returns; tensors (n,) in the order of the data.
+
+    Attributes:
+        method: name of the attack.
+        attacked: which inputs had a certificate (a radius > 0) and were attacked.
+        broken: which of them change their class strictly inside of the attacked fraction of their radius.
+        radii: as they were certified.
+        distances: of the nearest point of another class that was found, ∞ where there was none.
+        points: these points, (n, …); the input where nothing was found.
+    """
+
+    method: str
+    attacked: Tensor
+    broken: Tensor
+    radii: Tensor
+    distances: Tensor
+    points: Tensor
+
+    def __str__(self) -> str:
+        return f"{self.method}: {int(self.broken.sum())} of {int(self.attacked.sum())} certificates broken"
+
+
+def break_certificates(
+    model: nn.Module | Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    radii: Tensor,
+    *,
+    method: str = "pgd",
+    fraction: float = 0.999,
+    steps: int | None = None,
+    restarts: int | None = None,
+    bounds: tuple[float, float] | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> AttackedCertificates:
+    """Attack every input inside its own certified radius: of a valid certificate none is broken.
+
+    An input counts as broken only if the point found, at a distance computed in float64 and smaller than `fraction` times
+    the radius, is of another class when the model is called on it again. Inputs that are not of their class and yet
+    have a radius > 0 are broken at distance 0.
+
+    Args:
+        model: from inputs to logits (n, classes), in eval mode.
+        images: inputs (n, …).
+        labels: classes the certificates are about, (n,).
+        radii: certified radii (n,), as in `certify(…).radii`; those ≤ 0 claim nothing.
+        method: one of `list_attacks()`.
+        fraction: of the radius, so that the rounding of a perturbation does not matter.
+        steps: of the attack; its default if None.
+        restarts: of the attack; its default if None.
+        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
+        seed: of all that is random.
+        batch_size: inputs attacked at once.
+
+    >>> from orthogonium.attacks import break_certificates
+    >>> x = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    >>> break_certificates(torch.nn.Identity().eval(), x, torch.tensor([0, 0]), torch.tensor([0.70, 2.2])).broken
+    tensor([False,  True])
+    """
+    if not 0 < fraction <= 1:
+        raise ParameterError(f"The attacked fraction of the radius lies in (0, 1]: got {fraction}.")
+    images, labels = gathered((images, labels), model)
+    radii = torch.as_tensor(radii, dtype=torch.float64, device=images.device).detach()
+    if radii.shape != images.shape[:1]:
+        raise ShapeError(f"One radius per input is needed: got {tuple(radii.shape)} for {len(images)} inputs.")
+    attacked = radii > 0
+    reach = finite_radii(images, fraction * radii)
+    nearest, points = torch.full_like(radii, math.inf), images.clone()
+    if attacked.any():
+        found = attack(
+            model, (images[attacked], labels[attacked]), reach[attacked], method=method, steps=steps,
+            restarts=restarts, bounds=bounds, seed=seed, batch_size=batch_size,
+        )  # fmt: skip
+        nearest[attacked], points[attacked] = found.distances, found.points
+    return AttackedCertificates(method, attacked, attacked & (nearest < fraction * radii), radii, nearest, points)

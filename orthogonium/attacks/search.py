@@ -1,0 +1,205 @@
+"""Attacks by name: what was found, checked independently of who found it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.attacks.distances import distances, per_sample
+from orthogonium.attacks.libraries import Foolbox, autoattack
+from orthogonium.attacks.pgd import l2_pgd
+from orthogonium.certification.radii import margins
+from orthogonium.errors import ParameterError, ShapeError
+
+
+class Method(Protocol):
+    """Suggests points near inputs, several times if it likes."""
+
+    def __call__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        images: Tensor,
+        labels: Tensor,
+        radii: Tensor,
+        *,
+        steps: int | None,
+        restarts: int | None,
+        bounds: tuple[float, float] | None,
+        seed: int,
+    ) -> Iterable[Tensor]:
+        """Points (n, …) for these inputs, labels and radii."""
+
+
+def _pgd(
+    model: Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    radii: Tensor,
+    *,
+    steps: int | None,
+    restarts: int | None,
+    bounds: tuple[float, float] | None,
+    seed: int,
+) -> Iterator[Tensor]:
+    steps, restarts = 40 if steps is None else steps, 4 if restarts is None else restarts
+    yield l2_pgd(model, images, labels, radii, steps=steps, restarts=restarts, bounds=bounds, seed=seed)
+
+
+# Ours needs nothing; the others need the extra [attack].
+METHODS: dict[str, Method] = {
+    "pgd": _pgd,
+    "foolbox-pgd": Foolbox("L2ProjectedGradientDescentAttack", False, 60, options=(("rel_stepsize", 0.1),)),
+    "adam-pgd": Foolbox("L2AdamPGD", False, 40),
+    "bim": Foolbox("L2BasicIterativeAttack", False, 20),
+    "fgm": Foolbox("L2FastGradientAttack", False, count=None),
+    "noise": Foolbox("L2RepeatedAdditiveGaussianNoiseAttack", False, 30, count="repeats"),
+    "ddn": Foolbox("DDNAttack", True, 100),
+    "cw": Foolbox("L2CarliniWagnerAttack", True, 200),
+    "deepfool": Foolbox("L2DeepFoolAttack", True, 50),
+    "autoattack": autoattack,
+}
+
+
+def list_attacks() -> list[str]:
+    """Names of the methods; "pgd" needs no extra.
+
+    >>> from orthogonium.attacks import list_attacks
+    >>> "pgd" in list_attacks()
+    True
+    """
+    return sorted(METHODS)
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What `attack` returns; tensors (n,) in the order of the data.
+
+    Attributes:
+        method: name of the attack.
+        eps: radius allowed at each input.
+        distances: of the nearest point of another class that was found, in float64: 0 where the input itself is not of
+            its class, ∞ where nothing was found. Attacks that look for the nearest point may find it outside of `eps`.
+        points: these points, (n, …); the input where nothing was found.
+    """
+
+    method: str
+    eps: Tensor
+    distances: Tensor
+    points: Tensor
+
+    @property
+    def success(self) -> Tensor:
+        """Which inputs have another class within `eps`."""
+        return self.distances <= self.eps
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of inputs that withstood."""
+        return float((~self.success).double().mean())
+
+    def __str__(self) -> str:
+        return f"{self.method}: {int(self.success.sum())} of {len(self.eps)} inputs changed their class"
+
+
+def attack(
+    model: nn.Module | Callable[[Tensor], Tensor],
+    data: Sequence[Tensor] | Iterable[Sequence[Tensor]],
+    eps: float | Tensor,
+    *,
+    method: str = "pgd",
+    steps: int | None = None,
+    restarts: int | None = None,
+    bounds: tuple[float, float] | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> AttackResult:
+    """Look for points of another class near inputs, in the Euclidean norm.
+
+    A point counts only if the model, called on it once more, prefers another class to the label, at a distance computed
+    in float64.
+
+    Args:
+        model: from inputs to logits (n, classes), in eval mode.
+        data: a pair (images, labels), or a loader of such pairs.
+        eps: radius, one for all inputs or one for each, (n,).
+        method: one of `list_attacks()`.
+        steps: of the attack; its default if None.
+        restarts: how often it is started, each time from other random points.
+        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
+        seed: of all that is random. torch's own generator is left as it was.
+        batch_size: inputs attacked at once.
+
+    >>> from orthogonium.attacks import attack
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> found = attack(torch.nn.Identity().eval(), (x, x.argmax(1)), eps=1.0)
+    >>> found.success, found.distances[0] < 0.72  # the nearest other class is at 1/√2
+    (tensor([ True, False]), tensor(True))
+    """
+    if method not in METHODS:
+        raise ParameterError(f"The method of an attack is one of {', '.join(list_attacks())}: got {method!r}.")
+    if batch_size < 1:
+        raise ParameterError(f"batch_size is at least 1: got {batch_size}.")
+    if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
+        raise ParameterError("An attack is on the model as it is deployed: call model.eval() first.")
+    images, labels = gathered(data, model)
+    radii = per_sample(eps, images)
+    found, points = torch.full((len(images),), math.inf, dtype=torch.float64, device=images.device), images.clone()
+    options: dict[str, Any] = {"steps": steps, "restarts": restarts, "bounds": bounds, "seed": seed}
+    with _frozen(model):
+        for index in torch.arange(len(images), device=images.device).split(batch_size):
+            x, y = images[index], labels[index]
+            wrong = _adversarial(model, x, y)
+            found[index[wrong]] = 0.0
+            index, x, y = index[~wrong], x[~wrong], y[~wrong]
+            if not len(index):
+                continue
+            for suggested in METHODS[method](model, x, y, radii[index], **options):
+                distance = distances(suggested, x)
+                better = _adversarial(model, suggested, y) & (distance < found[index])
+                found[index[better]] = distance[better]
+                points[index[better]] = suggested[better]
+    return AttackResult(method, radii, found, points)
+
+
+def gathered(
+    data: Sequence[Tensor] | Iterable[Sequence[Tensor]], model: nn.Module | Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """All images and labels of a pair or a loader, where the model is and in its dtype."""
+    single = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+    pairs: list[Any] = [data] if single else list(data)
+    if not pairs:
+        raise ParameterError("There is nothing to attack: the loader gave no batch.")
+    if any(len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair) for pair in pairs):
+        raise ShapeError("The data of an attack are a pair (images, labels), or batches of such pairs.")
+    images, labels = torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
+    if labels.shape != images.shape[:1]:
+        raise ShapeError(f"One label per input is needed: got {tuple(labels.shape)} for {len(images)} inputs.")
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    held = [t for t in tensors if t.is_floating_point()]
+    kind = held[0] if held else images if images.is_floating_point() else torch.empty(0)
+    return images.detach().to(kind.device, kind.dtype), labels.to(kind.device).long()
+
+
+def _adversarial(model: Callable[[Tensor], Tensor], points: Tensor, labels: Tensor) -> Tensor:
+    with torch.no_grad():
+        return margins(model(points), labels) < 0
+
+
+@contextmanager
+def _frozen(model: nn.Module | Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Parameters ask for no gradient: constrained weights are built once, and no gradient is left behind."""
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    asked = [p.requires_grad for p in parameters]
+    try:
+        for p in parameters:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p, before in zip(parameters, asked, strict=True):
+            p.requires_grad_(before)
