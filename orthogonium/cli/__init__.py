@@ -1,0 +1,18 @@
+"""The `orthogonium` command. Needs the extra: `pip install orthogonium[train]`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command with the arguments of the process, and leave with its exit code."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ModuleNotFoundError as error:
+        print(f"orthogonium: {error}; the command needs it: pip install 'orthogonium[train]'.", file=sys.stderr)
+        sys.exit(2)
+    from orthogonium.cli.app import run
+
+    sys.exit(run())

@@ -1,0 +1,93 @@
+"""The application: its commands, and what becomes of errors.
+
+Commands import what they need when they run, so that `--help` does not wait for torch.
+
+Note [One line]
+What the user can mend (arguments, files, absent packages) is told in one line on standard error, with exit code 2. Anything
+else is a bug and keeps its traceback. Exit code 1 says that a certificate was broken, 130 that the command was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, cast
+
+import typer
+
+from orthogonium import __version__
+from orthogonium.cli import attacking, auditing, certifying, demo, exporting, listing, reporting, training
+from orthogonium.errors import OrthogoniumError
+
+app = typer.Typer(
+    name="orthogonium",
+    help="Train, certify, attack and export 1-Lipschitz networks. Begin with [bold]orthogonium demo[/bold].",
+    epilog="CHECKPOINT is a file, the folder of a run, or the name of a pretrained model (`orthogonium models`).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("train")(training.train)
+app.command("certify")(certifying.certify)
+app.command("audit")(auditing.audit)
+app.command("attack")(attacking.attack)
+app.command("report")(reporting.report)
+app.command("export")(exporting.export)
+app.command("models")(listing.models)
+app.command("methods")(listing.methods)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"orthogonium {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# of typer's own copy of click, or of click itself before typer had one
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code. Note [One line]."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        result = app(list(arguments), prog_name="orthogonium", standalone_mode=False)
+        sys.stdout.flush()
+    except _USAGE_ERROR as error:
+        message = error.format_message()  # type: ignore[attr-defined]
+        if not message:  # no command: the help was shown
+            return 2
+        return _complain(f"{message.rstrip('.')}. Try `{_path(error)} --help`.")
+    except (OrthogoniumError, ModuleNotFoundError) as error:
+        return _complain(str(error))
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def _path(error: BaseException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "orthogonium"
+
+
+def _complain(message: str) -> int:
+    print(f"orthogonium: {' '.join(message.split())}", file=sys.stderr)
+    return 2

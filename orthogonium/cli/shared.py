@@ -1,0 +1,77 @@
+"""Arguments and output that several commands share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="A checkpoint file, the folder of a training run, or the name of a pretrained model."
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="Dataset to evaluate on.", show_default="the one it was trained on", metavar="NAME"),
+]
+Root = Annotated[
+    Path | None, typer.Option("--root", help="Folder of the dataset, for those that are not bundled.", metavar="DIR")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first inputs of the test split.")]
+Eps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--eps",
+        help="l2 radii in units of pixels in [0, 1]: 0.25,0.5 or 36/255; may be repeated.",
+        show_default="those of training",
+        metavar="RADII",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs per forward pass.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
+
+
+_NUMERIC = re.compile(r"([-+]?[\d.]+(e[-+]?\d+)?%?( of \d+)?)?")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where to print: plain text unless it is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; columns of numbers align right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [[str(cell) for cell in row] for row in rows]
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        numeric = bool(rows) and all(_NUMERIC.fullmatch(row[i]) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON object."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def percent(x: float) -> str:
+    """A fraction as text."""
+    return f"{100 * x:.1f}%"
