@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from orthogonium.certification import render
-from orthogonium.certification.bound import survey
+from orthogonium.certification.bound import compared, survey
 from orthogonium.certification.tracking import Step
 
 
@@ -165,7 +165,11 @@ def audit(model: nn.Module, input_shape: Sequence[int]) -> AuditReport:
     2 (layer_norm): It divides by a deviation ... Use LayerCentering.
     """
     found = survey(model, input_shape)
-    bound = math.inf if found.unbounded else found.value
-    return AuditReport(
-        type(model).__name__, tuple(input_shape), bound, tuple(AuditRow.of(step) for step in found.steps)
-    )
+    bound, steps = math.inf if found.unbounded else found.value, found.steps
+    if not found.unbounded:
+        _, refutation = compared(model, input_shape, bound)
+        if refutation is not None:
+            bound = math.inf
+            steps += (Step("(model)", type(model).__name__, bound, "unbounded", bound, warnings=(refutation,)),)
+    rows = tuple(AuditRow.of(step) for step in steps)
+    return AuditReport(type(model).__name__, tuple(int(n) for n in input_shape), bound, rows)

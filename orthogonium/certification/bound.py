@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from orthogonium.certification.layer_rules import layer_rule, summarized
 from orthogonium.certification.slopes import steepest_secant
 from orthogonium.certification.tracking import Step, Tracked
 from orthogonium.certification.walk import BATCH, Walker, unchanged, walk
-from orthogonium.errors import ParameterError
+from orthogonium.errors import ParameterError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,32 @@ def kind_of_input(model: nn.Module) -> tuple[torch.dtype, torch.device]:
     return (torch.get_default_dtype(), torch.device("cpu")) if first is None else (first.dtype, first.device)
 
 
-def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
-    """Walk the model on inputs of this shape (of one sample)."""
-    shape = tuple(input_shape)
-    if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
+def _sizes(input_shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(input_shape) if isinstance(input_shape, Iterable) else ()
+    if not sizes or any(not isinstance(n, Integral) or n < 1 for n in sizes):
         raise ParameterError(
             f"input_shape is the shape of one sample without the batch, e.g. (3, 32, 32): got {input_shape!r}."
         )
+    return tuple(int(n) for n in sizes)
+
+
+def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
+    """Walk the model on inputs of this shape (of one sample)."""
+    if not isinstance(model, nn.Module):
+        raise ParameterError(f"Only modules have a bound: got {type(model).__name__}. Wrap a function in an nn.Module.")
+    shape = _sizes(input_shape)
     model = unwrapped(model)
     dtype, device = kind_of_input(model)
     walker = Walker(function_rule, layer_rule, summarized)
-    output = walk(model, torch.zeros(BATCH, *shape, dtype=dtype, device=device), walker)
+    try:
+        output = walk(model, torch.zeros(BATCH, *shape, dtype=dtype, device=device), walker)
+    except (RuntimeError, IndexError) as error:
+        if walker.lost is not None:
+            raise walker.lost from error
+        raise ShapeError(
+            f"The model does not run on a batch of {BATCH} inputs of shape {shape} without gradients ({walker.failed}): "
+            f"{error}"
+        ) from error
     if not isinstance(output, Tensor):
         raise TraceError(
             f"The model returns {type(output).__name__}: wrap it so that it returns the one tensor to bound."
@@ -108,6 +124,20 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
     last = walker.last_dense
     head = Head(last[1], last[2].bound) if last is not None and last[0] is output else None
     return Survey(bound, tuple(walker.steps), tuple(walker.unbounded), head)
+
+
+def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tuple[float, str | None]:
+    """The steepest secant found, and what it says against the bound, if it does."""
+    model = unwrapped(model)
+    dtype, device = kind_of_input(model)
+    with unchanged(model):
+        steepest = steepest_secant(model, _sizes(input_shape), dtype, device)
+    if not steepest > bound * (1 + max(1e-3, 64 * torch.finfo(dtype).eps)) + 1e-6:
+        return steepest, None
+    return steepest, (
+        f"Two inputs are moved apart by a factor of {steepest:.6g}, but the bound is {bound:.6g}: some operation is not "
+        "what it seems to be. Custom functions in C++ do this, and a forward pass in low precision."
+    )
 
 
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
@@ -136,13 +166,7 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
     if found.unbounded:
         raise UnboundedError(found.unbounded)
     slack = sum(step.slack for step in found.steps) + 1e-13 * len(found.steps)
-    model = unwrapped(model)
-    with unchanged(model):
-        steepest = steepest_secant(model, tuple(input_shape), *kind_of_input(model))
-    dtype, _ = kind_of_input(model)
-    if steepest > found.value * (1 + max(1e-3, 64 * torch.finfo(dtype).eps)) + 1e-6:
-        raise RefutedError(
-            f"Two inputs are moved apart by a factor of {steepest:.6g}, but the bound is {found.value:.6g}: "
-            "some operation is not what it seems to be. Custom functions in C++ that torch cannot follow do this."
-        )
+    steepest, refutation = compared(model, input_shape, found.value)
+    if refutation is not None:
+        raise RefutedError(refutation)
     return LipschitzBound(found.value, found.steps, slack, steepest, found.head)

@@ -17,7 +17,7 @@ from orthogonium.certification import (
     shape_rules,
     slope_rules,
 )
-from orthogonium.certification.rule import NoBound, Rule
+from orthogonium.certification.rule import NOT_FINITE, NoBound, Rule
 from orthogonium.certification.tracking import Call, Step
 from orthogonium.certification.values import Value
 
@@ -53,6 +53,7 @@ ADVICE: dict[str, tuple[str, str]] = {
     "square": ("Squares are not Lipschitz.", "Use abs, or L2NormPool for sums of squares."),
     "reciprocal": ("It is not Lipschitz near 0.", "Divide by constants only."),
     "hardshrink": ("It jumps.", "Use Softshrink."),
+    "ScriptMethod": ("What torch.jit has compiled is not followed.", "Use the module it was made from."),
     "einsum": ("Contractions are not followed.", "Use matmul or F.linear with a constant matrix."),
     **dict.fromkeys(
         "gt ge lt le eq ne argmax argmin argsort round floor ceil trunc sign heaviside bucketize".split(),
@@ -77,6 +78,8 @@ def function_rule(call: Call) -> Value | Sequence[Value] | None:
         values = rule(call)
     except NoBound as missing:
         return call.walker.no_bound(source, call.name, missing.reason, missing.remedy)
+    if any(math.isnan(v.bound) for v in ([values] if isinstance(values, Value) else values)):
+        return call.walker.no_bound(source, call.name, *NOT_FINITE)
     if isinstance(values, Value):
         if not call.output.is_floating_point():
             return call.walker.no_bound(source, call.name, "Its output jumps from integer to integer.", _GENERAL)

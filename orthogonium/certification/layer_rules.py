@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
+from orthogonium.certification.rule import NOT_FINITE
 from orthogonium.certification.slopes import steepest_secant
 from orthogonium.certification.tracking import Step, Tracked, type_name
 from orthogonium.certification.values import Value, concatenated
 from orthogonium.certification.walk import Walker, unchanged
+from orthogonium.certification.watch import unwatched
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
@@ -128,11 +130,13 @@ def _linear(module: nn.Module, x: Tracked, walker: Walker) -> Value | None:
     spatial = 0 if isinstance(module, nn.Linear) else len(module.kernel_size)  # type: ignore[arg-type]
     if x.dim() < spatial + 2 or (spatial and x.dim() != spatial + 2):
         return walker.no_bound(x.value, type_name(module), "It needs a batch.", "Keep the batch in front.")
+    if not all(t.isfinite().all() for t in (module.weight, module.bias) if isinstance(t, Tensor)):
+        return walker.no_bound(x.value, type_name(module), *NOT_FINITE)
     shape = tuple(x.shape[1:])
     cache = walker.spectra
     key = (id(module), x.shape)
     if key not in cache:
-        with unchanged(module):
+        with unchanged(module), unwatched():
             try:
                 cache[key] = measure(module, shape)
             except ParameterError:  # its forward was replaced by one that is not linear
@@ -207,7 +211,7 @@ def _by_guarantee(module: nn.Module, x: Tracked, walker: Walker) -> Value:
     seen = walker.secants
     key = (id(module), x.shape)
     if key not in seen:
-        with unchanged(module):
+        with unchanged(module), unwatched():
             seen[key] = steepest_secant(module.forward, tuple(x.shape[1:]), x.dtype, x.device)
     if seen[key] > 1 + max(_TOLERANCE, 64 * torch.finfo(x.dtype).eps):
         return walker.no_bound(

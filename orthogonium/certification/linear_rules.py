@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rule import NoBound, Rule
+from orthogonium.certification.rule import NOT_FINITE, NoBound, Rule
 from orthogonium.certification.tracking import Call, Tracked
 from orthogonium.certification.values import Value
 from orthogonium.errors import OrthogoniumError
@@ -19,6 +19,8 @@ _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding",
 
 
 def _norm(layer: Convolution, input_shape: torch.Size) -> float:
+    if not layer.weight.isfinite().all():
+        raise NoBound(*NOT_FINITE)
     return spectrum(layer, input_shape, rtol=1e-3).upper_bound
 
 

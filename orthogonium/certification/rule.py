@@ -10,6 +10,8 @@ from orthogonium.certification.values import Value
 
 Rule = Callable[[Call], Value | Sequence[Value]]
 
+NOT_FINITE = ("It has weights that are infinite or NaN.", "Look for diverged training.")
+
 
 class NoBound(Exception):
     """Raised by a rule where the operation has no Lipschitz constant."""

@@ -131,10 +131,13 @@ def selected(call: Call) -> Value:
 
 
 def expanded(call: Call) -> Value:
-    """Copies: the root of their number."""
+    """Copies: the root of their number, of the largest where they differ."""
     x = one_operand(call)
     if call.output.dim() != x.dim() or call.output.shape[0] != x.shape[0]:
         raise NoBound("It copies samples.", "Keep the batch in front and of its size.")
+    repeats = call.argument(1, "repeats") if call.name == "repeat_interleave" else None
+    if isinstance(repeats, Tensor):
+        return x.value.scaled(math.sqrt(int(repeats.max())) if repeats.numel() else 0.0)
     return x.value.scaled(math.sqrt(call.output.numel() / max(x.numel(), 1)))
 
 

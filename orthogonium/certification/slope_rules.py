@@ -26,13 +26,19 @@ def scaled(factor: float | Callable[[Call], float]) -> Rule:
 def _slopes(call: Call, position: int, name: str, default: float) -> float:
     slope = call.argument(position, name, default)
     steepest = float(slope.detach().abs().max()) if isinstance(slope, Tensor) else abs(float(slope))
-    return max(1.0, steepest)
+    return max(steepest, 1.0)  # in this order NaN stays NaN
 
 
 def _softplus(call: Call) -> float:
     beta, threshold = call.argument(1, "beta", 1.0), call.argument(2, "threshold", 20.0)
     if beta <= 0 or threshold < 20:
         raise NoBound("Softplus jumps at a threshold below 20.", "Use the default threshold.")
+    return 1.0
+
+
+def _celu(call: Call) -> float:
+    if not call.argument(1, "alpha", 1.0) > 0:
+        raise NoBound("CELU with alpha < 0 grows exponentially.", "Use alpha > 0.")
     return 1.0
 
 
@@ -95,7 +101,7 @@ RULES: dict[str, Rule] = {
     "leaky_relu": scaled(lambda c: _slopes(c, 1, "negative_slope", 0.01)),
     "prelu": scaled(lambda c: _slopes(c, 1, "weight", 0.25)),
     "elu": scaled(lambda c: _slopes(c, 1, "alpha", 1.0)),
-    "celu": ONE,
+    "celu": scaled(_celu),
     "softplus": scaled(_softplus),
     "sigmoid": scaled(0.25),
     "hardsigmoid": scaled(0.16666668),  # torch multiplies by 1/6 in float32

@@ -83,7 +83,7 @@ class Call:
 
     def __init__(self, func: Any, args: Any, kwargs: Any, walker: Walker) -> None:
         self.func, self.args, self.kwargs, self.walker = func, args, kwargs, walker
-        name = getattr(func, "__name__", str(func))
+        name = getattr(func, "__name__", type(func).__name__)
         self.name = func.__self__.__name__ if name == "__get__" else name
         self.output: Any = None
 
@@ -127,12 +127,12 @@ SHAPES = frozenset(
     "shape size dim ndim numel nelement dtype device layout is_floating_point is_complex is_cuda is_cpu is_contiguous "
     "stride storage_offset __len__ get_device requires_grad grad_fn is_leaf itemsize element_size is_sparse is_quantized "
     "is_meta is_mps data_ptr __hash__ __repr__ __format__ is_same_size is_nested is_inference is_shared _version "
-    "untyped_storage grad retains_grad is_signed ndimension".split()
+    "grad retains_grad is_signed ndimension".split()
 )
 # that make a constant of its shape,
 CONSTANTS = frozenset("zeros_like ones_like empty_like new_zeros new_ones new_empty".split())
 # and that turn values into Python numbers.
 ESCAPES = frozenset(
     "item tolist numpy __array__ __bool__ __float__ __int__ __index__ __complex__ is_nonzero equal allclose "
-    "__contains__ __dlpack__ nonzero __reversed__".split()
+    "__contains__ __dlpack__ nonzero __reversed__ untyped_storage".split()
 )

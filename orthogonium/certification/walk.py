@@ -39,6 +39,7 @@ from orthogonium.certification.tracking import (
     type_name,
 )
 from orthogonium.certification.values import Base, Value, network_input
+from orthogonium.certification.watch import memory_of, watched
 from orthogonium.spectral import Spectrum
 
 BATCH = 2  # so that a rule can tell the batch from an axis of size 1
@@ -61,10 +62,13 @@ class Walker:
     steps: list[Step] = field(default_factory=list)
     unbounded: list[Unbounded] = field(default_factory=list)
     tracked: list[Tracked] = field(default_factory=list)
+    memory: set[int | None] = field(default_factory=set)  # of tracked tensors, which are all kept
     bases: dict[tuple[int, int, int], Base] = field(default_factory=dict)
     spectra: dict[tuple[int, torch.Size], Spectrum] = field(default_factory=dict)  # of a layer at an input shape
     secants: dict[tuple[int, torch.Size], float] = field(default_factory=dict)
     hidden: dict[int, tuple[Value, Unbounded]] = field(default_factory=dict)
+    failed: str = ""  # innermost module that raised
+    lost: TraceError | None = None  # raised by the watch, whatever others made of it
     last_dense: tuple[Tracked, nn.Linear, Value] | None = None  # output, layer, value of its input
 
     @property
@@ -77,6 +81,7 @@ class Walker:
         result = tensor.detach().as_subclass(Tracked)
         result.value, result.walker = value, self
         self.tracked.append(result)
+        self.memory |= {memory_of(result)} - {None}
         return result
 
     def no_bound(self, x: Value, operation: str, reason: str, remedy: str) -> Value:
@@ -178,6 +183,9 @@ class Walker:
         self.stack.append(self.names.get(id(module), f"(unregistered {type_name(module)})") or "(model)")
         try:
             yield
+        except BaseException:
+            self.failed = self.failed or self.place
+            raise
         finally:
             self.stack.pop()
 
@@ -269,12 +277,20 @@ def _seen_modules(walker: Walker) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put buffers (running statistics) and the random generator back afterwards."""
+    """Put buffers (running statistics) and the random generator back afterwards.
+
+    Meanwhile parameters ask for no gradient, so that constrained weights are built once even where slopes are taken.
+    """
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    asking = [p for p in model.parameters() if p.requires_grad]
     try:
+        for p in asking:
+            p.requires_grad_(False)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
     finally:
+        for p in asking:
+            p.requires_grad_(True)
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
@@ -284,5 +300,7 @@ def walk(model: nn.Module, zeros: Tensor, walker: Walker) -> Any:
     """Run `model` on zeros (batch, …) under the walker; the output is tracked."""
     for name, module in model.named_modules(remove_duplicate=False):
         walker.names.setdefault(id(module), name)
-    with unchanged(model), _seen_modules(walker):
-        return model(walker.track(zeros, network_input()))
+    with unchanged(model), _seen_modules(walker), watched(walker):
+        with torch._C.DisableTorchFunctionSubclass():
+            x = walker.track(zeros, network_input())
+        return model(x)

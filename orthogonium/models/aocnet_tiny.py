@@ -1,4 +1,4 @@
-"""A small plain network for small images: stages of convolutions, the last of each striding, then dense layers.
+"""A small plain network for small images: stages of convolutions, the first of each striding, then dense layers.
 
 Anil, Lucas, Grosse (2019), "Sorting out Lipschitz function approximation", and Li, Haque, Anil, Lucas, Grosse, Jacobsen
 (2019), "Preventing gradient attenuation in Lipschitz constrained convolutional networks" (their "large" network), with
@@ -22,9 +22,10 @@ def aocnet_tiny(
     image_shape: Sequence[int],
     n_classes: int,
     *,
-    widths: Sequence[int] = (32, 64),
+    widths: Sequence[int] = (32, 64, 128),
     depth: int = 2,
     kernel_size: int = 3,
+    stride_kernel: int | None = None,
     hidden: Sequence[int] = (128,),
     patch: int = 1,
     pool: str = "flatten",
@@ -44,9 +45,11 @@ def aocnet_tiny(
     Args:
         image_shape: channels, height, width.
         n_classes: number of logits.
-        widths: channels of each stage; a stage halves the image.
-        depth: convolutions of a stage, of which the last has stride 2.
-        kernel_size: of all of them.
+        widths: channels of each stage. All but the first stage halve the image, so with channels that double, as here,
+            half of the numbers are kept.
+        depth: convolutions of a stage; the first of them has stride 2, and the first stage has one less.
+        kernel_size: of convolutions.
+        stride_kernel: of those with stride 2, if not `kernel_size`; with 2 they are the cheapest.
         hidden: outputs of each dense layer before the head.
         patch: size of the blocks of pixels that become channels in front of the first convolution.
         pool: "flatten", "avg", "l2" or "max", before the dense layers.
@@ -64,12 +67,17 @@ def aocnet_tiny(
     shape = check_image("aocnet_tiny", image_shape, n_classes)
     if not widths or depth < 1:
         raise ParameterError(f"aocnet_tiny needs a stage and a convolution in it: got widths {widths}, depth {depth}.")
+    stride_kernel = stride_kernel or kernel_size
     parts = Parts(method, conv, lin, act, norm, padding_mode, bias)
     first, (channels, height, width) = stem("aocnet_tiny", shape, patch, mean, std)
     features: list[nn.Module] = []
-    for w in widths:
-        for i in range(depth):
-            features += parts.unit(channels, w, kernel_size, stride=2 if i == depth - 1 else 1)
+    for stage, w in enumerate(widths):
+        if stage > 0:
+            features += parts.unit(channels, w, stride_kernel, stride=2)
             channels = w
-    size = halved(height, len(widths)), halved(width, len(widths))
+        for _ in range(depth - 1 if stage else max(depth - 1, 1)):
+            features += parts.unit(channels, w, kernel_size)
+            channels = w
+    strides = len(widths) - 1
+    size = halved(height, strides), halved(width, strides)
     return assemble(parts, first, features, (channels, *size), pool, hidden, head, n_classes)

@@ -51,7 +51,7 @@ def lip_convmixer(
     channels_per_group: int = 4,
     skip: str | Factory | None = None,
     hidden: Sequence[int] = (),
-    pool: str = "avg",
+    pool: str = "flatten",
     head: str | Factory | None = None,
     method: str | None = None,
     conv: Factory | None = None,

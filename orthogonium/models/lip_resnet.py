@@ -83,7 +83,7 @@ def lip_resnet(
     skip: str | Factory | None = "additive",
     hidden: Sequence[int] = (),
     patch: int = 1,
-    pool: str = "avg",
+    pool: str = "flatten",
     head: str | Factory | None = None,
     method: str | None = None,
     conv: Factory | None = None,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from orthogonium.errors import ParameterError
 from orthogonium.models.parts import Factory, check_image, halved
 from orthogonium.models.published import (
     LAYER_CENTERING,
@@ -56,6 +57,10 @@ def LipVGG(
         hidden: outputs of the two dense layers before the head.
     """
     channels, height, width = check_image("LipVGG", img_shape, n_classes)
+    if min(height, width) <= 16:
+        raise ParameterError(
+            f"LipVGG centers images after four strides of 2, which needs more than 16×16 pixels: got {height}×{width}."
+        )
     parts = published_parts(conv, act, norm, norm_last=True)
     layers: list[nn.Module] = []
     for multiple, stride in _CONVOLUTIONS:

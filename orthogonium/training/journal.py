@@ -84,7 +84,7 @@ class Journal(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Add the row of the epoch."""
-        totals = trainer.strategy.reduce(pl_module.tally.totals(pl_module.device), reduce_op="sum")
+        totals = trainer.strategy.reduce(pl_module.tally.totals().to(pl_module.device), reduce_op="sum")
         values = means(totals)
         self._check_finite(values, trainer.global_step)
         pl_module.clock.tick(pl_module.device)

@@ -15,7 +15,9 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.sums: Tensor | None = None  # (loss, hits, samples)
+        self.loss: Tensor | float = 0.0
+        self.hits: Tensor | int = 0
+        self.samples = 0
         self._mark = torch.zeros(3)
 
     @torch.no_grad()
@@ -29,37 +31,34 @@ class Tally:
         if labels.dim() == 2:
             labels = labels.argmax(dim=1)
         n = labels.shape[0]
-        hits = (logits.argmax(dim=1) == labels).sum()
-        batch = torch.stack([loss.detach().float() * n, hits.float(), hits.new_full((), n, dtype=torch.float32)])
-        self.sums = batch if self.sums is None else self.sums + batch
+        self.loss = self.loss + loss.detach() * n
+        self.hits = self.hits + (logits.argmax(dim=1) == labels).sum()
+        self.samples += n
+
+    def totals(self) -> Tensor:
+        """Sums of loss, hits and samples, on the CPU."""
+        return torch.tensor([float(self.loss), float(self.hits), float(self.samples)])
 
     def recent(self) -> dict[str, float]:
         """Means since the last call, of this process."""
-        if self.sums is None:
-            return {}
-        sums = self.sums.cpu()
+        sums = self.totals()
         window, self._mark = sums - self._mark, sums
         return means(window)
 
-    def totals(self, device: torch.device) -> Tensor:
-        """The sums, as a tensor to be reduced over processes."""
-        return torch.zeros(3, device=device) if self.sums is None else self.sums.to(device)
-
     def reset(self) -> None:
         """Start an epoch."""
-        self.sums = None
+        self.loss, self.hits, self.samples = 0.0, 0, 0
         self._mark = torch.zeros(3)
 
     def state_dict(self) -> dict[str, Any]:
         """Sums for a checkpoint."""
-        return {"sums": None if self.sums is None else self.sums.cpu()}
+        return {"loss": self.loss, "hits": self.hits, "samples": self.samples}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Continue from a checkpoint."""
-        self.reset()
-        if state["sums"] is not None:
-            self.sums = state["sums"].to(device)
-            self._mark = state["sums"].clone()
+        """Continue from a checkpoint, in the precision it was counted in."""
+        loss, hits = (v.to(device) if isinstance(v, Tensor) else v for v in (state["loss"], state["hits"]))
+        self.loss, self.hits, self.samples = loss, hits, state["samples"]
+        self._mark = self.totals()
 
 
 def means(

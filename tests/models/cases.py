@@ -13,7 +13,7 @@ SMALL = {
     "conv_mixer_inspired": ((3, 8, 8), {"dim": 16, "depth": 2}),
     "large_staged_cnn": ((3, 14, 14), {"dim_repeats": [(8, 1), (16, 1)], "dim_nb_dense": (16, 2)}),
     "lip_resnet": ((3, 16, 16), {"base_width": 4, "depths": (1, 1)}),
-    "lip_vgg": ((3, 16, 16), {"base_width": 2, "hidden": 16}),
+    "lip_vgg": ((3, 20, 20), {"base_width": 2, "hidden": 16}),
     "patch_based_cnn": ((3, 8, 8), {"dim": 16, "depth": 2}),
     "patch_based_expanded_cnn": ((3, 8, 8), {"dim": 16, "depth": 2, "kernel_size": 3}),
     "sllxbcop_resnet50": ((3, 16, 16), {"base_width": 4, "depths": (1, 1)}),

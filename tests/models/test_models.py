@@ -152,7 +152,7 @@ def test_layers_of_another_library():
     model = create_model(
         "aocnet_tiny", (3, 32, 32), conv=Conv, lin=torch.nn.Linear, act=torch.nn.Tanh, norm=torch.nn.BatchNorm2d
     )
-    assert made == [["bias", "kernel_size", "padding", "padding_mode", "stride"]] * 4
+    assert made == [["bias", "kernel_size", "padding", "padding_mode", "stride"]] * 5
     assert type(model.head) is torch.nn.Linear
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
     kinds = {type(m) for m in model.modules() if not list(m.children())}

@@ -66,6 +66,12 @@ def test_wrong_options_of_the_families():
         create_model("patch_based_cnn", patch_size=3)
 
 
+@pytest.mark.parametrize("name, size", [("lip_vgg", 16), ("lip_resnet", 3), ("sllxbcop_resnet50", 3)])
+def test_images_that_are_too_small(name, size):
+    with pytest.raises(ParameterError, match=f"got {size}×32"):
+        create_model(name, (3, size, 32))
+
+
 def test_unknown_model():
     with pytest.raises(ParameterError, match="no model 'resnet50'. Models: aocnet_tiny"):
         create_model("resnet50")

@@ -1,5 +1,7 @@
 """The asserters accept what they should, and fail on what must fail."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,8 @@ def test_certificates():
     with pytest.raises(AssertionError, match="1 of 3 certificates are broken: input 1 "):
         assert_certificate(nn.Identity(), x, exact * torch.tensor([1.0, 1.01, 1.0]))
     assert_certificate(nn.Identity(), x, -1.0)  # claims nothing
+    with pytest.raises(AssertionError, match="3 of 3"):
+        assert_certificate(nn.Identity(), x, math.inf)  # claims everything
     with pytest.raises(ShapeError, match="radius per input"):
         assert_certificate(nn.Identity(), x, torch.ones(2))
 
