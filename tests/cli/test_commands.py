@@ -86,7 +86,7 @@ def test_interrupted_training_says_how_to_continue_and_continues(tmp_path):
         "train",
         *SMALL,
         "--epochs",
-        "60",
+        "30",
         "--no-report",
         "--out",
         str(folder),
