@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python -m orthogonium.demo
+	$(BIN)/orthogonium demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow"

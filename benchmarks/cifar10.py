@@ -18,16 +18,15 @@ PRESET = "cifar10-cpu-30min"
 
 
 def published_layers() -> dict:
-    """Classes of the published library, whose package has the name of ours: import it, then let ours take the name."""
+    """Constrained layers of the published library, whose package has the name of ours: import it, then let ours take the name."""
     install_peer()
     sys.path.insert(0, str(PEER))
     conv = importlib.import_module("orthogonium.layers.conv.AOC").AdaptiveOrthoConv2d
     linear = importlib.import_module("orthogonium.layers.linear").OrthoLinear
-    activation = importlib.import_module("orthogonium.layers.custom_activations").MaxMin
     sys.path.remove(str(PEER))
     for name in [name for name in sys.modules if name.partition(".")[0] == "orthogonium"]:
         del sys.modules[name]
-    return {"conv": conv, "lin": linear, "act": activation}
+    return {"conv": conv, "lin": linear}
 
 
 def train(connection, published: bool, root: str, minutes: float, folder: Path, threads: int) -> None:
