@@ -18,7 +18,7 @@ PRESET = "cifar10-cpu-30min"
 
 
 def published_layers() -> dict:
-    """Constrained layers of the published library, whose package has the name of ours: import it, then let ours take the name."""
+    """Layers of the published library, whose package has the name of ours: import it, then let ours take the name."""
     install_peer()
     sys.path.insert(0, str(PEER))
     conv = importlib.import_module("orthogonium.layers.conv.AOC").AdaptiveOrthoConv2d

@@ -13,6 +13,7 @@ Constraints are numerical algorithms: they run in float32 or better, whatever th
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,10 +29,17 @@ from orthogonium.linalg.precision import full_precision, has_values
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one dtype and device are equal, bit by bit on the CPU, where numpy compares fastest."""
-    if a.device.type != "cpu":
+    if a.device.type != "cpu" or not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return np.array_equal(a.detach().view(bits).numpy(), b.view(bits).numpy())
+    return np.array_equal(_bits(a), _bits(b))
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    """The memory of a tensor. `Tensor.numpy` would keep torch from ever resizing it, as FSDP does."""
+    if x.numel() == 0:
+        return np.empty(0)
+    memory = memoryview((ctypes.c_byte * x.nbytes).from_address(x.data_ptr()))
+    return np.frombuffer(memory, dtype=np.int8 if x.nbytes % 8 else np.int64)
 
 
 class _Built:

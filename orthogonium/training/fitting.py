@@ -202,7 +202,6 @@ def fit(
         state = read_checkpoint(start)[CHECKPOINT_KEY]
         if state["finished"]:
             return _result(folder, recipe, state["history"], state["elapsed"])
-    folder.mkdir(parents=True, exist_ok=True)
     if data is None:
         data = ImageDataModule(
             recipe.data,
@@ -217,6 +216,7 @@ def fit(
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         classifier = LipschitzClassifier(recipe, model, **shape)
+        folder.mkdir(parents=True, exist_ok=True)  # not before data and network are known to exist
         journal = Journal(folder, log_every)
         trainer = Trainer(
             accelerator=accelerator,

@@ -1,0 +1,38 @@
+"""The weights that come with the library: small, within the bound, and as good as their metadata says."""
+
+import pytest
+import torch
+
+from orthogonium import certify, lipschitz_bound
+from orthogonium.data import load_dataset, unit_pixels
+from orthogonium.models import create_model, describe_pretrained, list_models, weights
+
+SHIPPED = ("aocnet_tiny_cifar10", "aocnet_tiny_digits")
+
+
+def test_what_is_shipped():
+    assert tuple(list_models(pretrained=True)) == SHIPPED
+    assert sum(path.stat().st_size for path in weights.FOLDER.iterdir()) <= 10e6
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_bound(name):
+    found = describe_pretrained(name)
+    assert lipschitz_bound(create_model(name, pretrained=True), found.image_shape).value <= 1 + 1e-4
+
+
+def test_digits_are_certified_as_promised():
+    found = describe_pretrained("aocnet_tiny_digits")
+    test = load_dataset("digits").test
+    loader = [(unit_pixels(test.pixels), test.labels)]
+    eps = [float(radius) for radius in found.certified_accuracy]
+    certificates = certify(create_model("aocnet_tiny_digits", pretrained=True), loader, eps=eps)
+    one = 1.5 / len(test)  # rounding may move one input across a radius
+    assert certificates.accuracy == pytest.approx(found.accuracy, abs=one) and found.accuracy >= 0.97
+    assert certificates.certified_accuracy == pytest.approx(tuple(found.certified_accuracy.values()), abs=one)
+    assert found.certified_accuracy["0.25"] >= 0.88 and found.certified_accuracy["0.5"] >= 0.6
+
+
+def test_a_shape_chooses_among_the_weights_of_one_model():
+    assert create_model("aocnet_tiny", (1, 8, 8), pretrained=True)(torch.rand(1, 1, 8, 8)).shape == (1, 10)
+    assert create_model("aocnet_tiny", (3, 32, 32), pretrained=True)(torch.rand(1, 3, 32, 32)).shape == (1, 10)
