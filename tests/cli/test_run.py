@@ -105,7 +105,7 @@ def test_lists(capsys):
     _, out, _ = call(capsys, "models", "--json")
     assert [entry["name"] for entry in json.loads(out)["models"]] == list_models()
     _, out, _ = call(capsys, "models", "aocnet_tiny")
-    assert "widths" in out and "(32, 64)" in out
+    assert "widths" in out and "(32, 64, 128)" in out
     _, out, _ = call(capsys, "methods", "--json")
     assert [entry["name"] for entry in json.loads(out)] == list(METHODS)
     _, out, _ = call(capsys, "methods")
