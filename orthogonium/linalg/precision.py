@@ -81,13 +81,15 @@ def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> T
     return w
 
 
+def magnitude(w: Tensor) -> Tensor:  # (..., rows, columns) → (..., 1, 1)
+    """The largest absolute entry of each matrix; 1 where all are zero."""
+    largest = w.abs().amax((-2, -1), keepdim=True)
+    return torch.where(largest > 0, largest, 1.0)
+
+
 def scale_to_unit(w: Tensor) -> Tensor:
     """Divide by the largest absolute entry (a constant for the gradient), so that squares neither overflow nor vanish.
 
     Only for functions that do not depend on the scale of `w`. Zero stays zero.
     """
-    if w.numel() == 0:
-        return w
-    fixed = w.detach()
-    largest = torch.maximum(fixed.amax((-2, -1), keepdim=True), -fixed.amin((-2, -1), keepdim=True))
-    return w / torch.where(largest > 0, largest, torch.ones_like(largest))
+    return w / magnitude(w.detach()) if w.numel() else w

@@ -1,18 +1,18 @@
-"""Gram–Schmidt orthonormalization `W = X R⁻¹` of the columns of X, `X = WR` with R upper triangular: by QR or Cholesky.
+"""Gram–Schmidt orthonormalization `W = L⁻¹ X` of the rows of X, `X = LW` with L lower triangular: by QR or Cholesky.
 
-Both algorithms compute the same unique W (positive diagonal of R) and share its gradient, which needs one triangular
-solve: with `A = Wᵀ G` for an upstream gradient G,
+Both algorithms compute the same unique W (positive diagonal of L) and share its gradient, which needs one triangular
+solve: with `A = G Wᵀ` for an upstream gradient G,
 
-    ∇X = (G − W (triu(A) + triu(A, 1)ᵀ)) R⁻ᵀ.
+    ∇X = L⁻ᵀ (G − (tril(A) + tril(A, −1)ᵀ) W).
 
-If only the span of the columns matters (a function of the projector `WWᵀ`), A is symmetric and this is `(G − W A) R⁻ᵀ`.
-Wide matrices are transposed: their rows are orthonormalized.
+If only the span of the rows matters (a function of the projector `WᵀW`), A is symmetric and this is `L⁻ᵀ (G − A W)`.
+Tall matrices are transposed: their columns are orthonormalized.
 
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
-A shift of a few eps·‖XᵀX‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
-κ ≤ 5e3 and three serve κ ≤ 1e6. Square matrices need three: κ is often 1e5. Tall ones, with at least twice as many rows as
-columns, are well conditioned: two passes. The shift is part of every pass: it keeps rank-deficient input finite (lost
+A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
+κ ≤ 5e3 and three serve κ ≤ 1e6. Square matrices need three: κ is often 1e5. Wide ones, with at least twice as many columns
+as rows, are well conditioned: two passes. The shift is part of every pass: it keeps rank-deficient input finite (lost
 directions come out as zero), and what it takes from the other directions is given back in the later passes.
 """
 
@@ -24,54 +24,80 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit, warn_if_deficient
+from orthogonium.linalg.precision import (
+    check_matrix,
+    check_shape,
+    full_precision,
+    magnitude,
+    scale_to_unit,
+    warn_if_deficient,
+)
+
+_SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 
 
-def _cholesky_pass(
-    x: Tensor, nearly_orthonormal: bool = False
-) -> tuple[Tensor, Tensor]:  # (..., c, r) → the same shape, (..., r, r)
-    gram = x.mT @ x
-    # The largest row sum bounds ‖XᵀX‖; the floor keeps zero input finite.
+def _batch(x: Tensor) -> Tensor:  # (..., m, n) → (b, m, n)
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def _solve(lower: Tensor, x: Tensor) -> Tensor:
+    """`L⁻¹ X`, as the transposed system: LAPACK is fastest on tall right-hand sides stored by columns."""
+    return torch.linalg.solve_triangular(lower.mT, x.mT, upper=True, left=False).mT
+
+
+def _orthonormal_rows(x: Tensor, passes: int) -> tuple[Tensor, Tensor]:  # (b, r, c) → the same shape, (b, r, r)
+    """`W` and `L` of `X = LW`, entries of X at most 1. Note [Shifted Cholesky]."""
     eps = torch.finfo(x.dtype).eps
-    shift = (4 * eps) * torch.linalg.vector_norm(gram, 1, dim=-1).amax(-1, keepdim=True).clamp_min(eps)
+    gram = torch.bmm(x, x.mT)
+    # The largest row sum bounds ‖XXᵀ‖; the floor keeps zero input finite.
+    shift = gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps).mul(_SHIFT * eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
-    upper = torch.linalg.cholesky_ex(gram, upper=True)[0]
-    if nearly_orthonormal:  # XᵀX ≈ I: the shift would divide every singular value by √(1 + shift)
-        upper = upper * (1 + shift[..., None]).rsqrt()
-    return torch.linalg.solve_triangular(upper, x, upper=True, left=False), upper
+    lower = torch.linalg.cholesky_ex(gram)[0]
+    x = _solve(lower, x)
+    if passes > 1:
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    for _ in range(passes - 1):
+        # Now ‖XXᵀ‖ = 1 or a little less. Where X is nearly orthonormal the shift would divide every singular value by
+        # √(1 + shift): multiply the Gram matrix by the inverse square.
+        unit = 1 + _SHIFT * eps
+        gram = torch.baddbmm(identity, x, x.mT, beta=_SHIFT * eps / unit, alpha=1 / unit)
+        factor = torch.linalg.cholesky_ex(gram)[0]
+        x, lower = _solve(factor, x), torch.bmm(lower, factor)
+    return x, lower
 
 
-def _gradient(grad: Tensor, w: Tensor, upper: Tensor, span_only: bool) -> Tensor:
-    inner = w.mT @ grad
+def _gradient(grad: Tensor, w: Tensor, lower: Tensor, span_only: bool) -> Tensor:  # (b, r, c), (b, r, c), (b, r, r)
+    inner = torch.bmm(grad, w.mT)
     if not span_only:
-        inner = inner.triu() + inner.triu(1).mT
-    return torch.linalg.solve_triangular(upper.mT, grad - w @ inner, upper=False, left=False)
+        inner = inner.tril() + inner.tril(-1).mT
+    rest = torch.baddbmm(grad, inner, w, alpha=-1)
+    return torch.linalg.solve_triangular(lower, rest.mT, upper=False, left=False).mT
 
 
-class _CholeskyColumns(torch.autograd.Function):
-    """(…, c, r) → the same with orthonormal columns, and the triangular factor."""
+class _CholeskyRows(torch.autograd.Function):
+    """(…, r, c) → the same with orthonormal rows, the triangular factor, and the scale that was taken off before."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, passes: int, span_only: bool) -> tuple[Tensor, Tensor]:
-        x, upper = _cholesky_pass(x)
-        for _ in range(passes - 1):
-            x, factor = _cholesky_pass(x, nearly_orthonormal=True)
-            upper = factor @ upper
-        return x, upper
+    def forward(x: Tensor, passes: int, span_only: bool) -> tuple[Tensor, Tensor, Tensor]:
+        flat = _batch(x)
+        scale = magnitude(flat)
+        w, lower = _orthonormal_rows(flat / scale, passes)
+        return w.reshape(x.shape), lower, scale
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.span_only = inputs[2]
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        w, upper = ctx.saved_tensors
-        return _gradient(grad, w, upper, ctx.span_only), None, None
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        w, lower, scale = ctx.saved_tensors
+        inner = _gradient(_batch(grad), _batch(w), lower, ctx.span_only)
+        return (inner / scale).reshape(grad.shape), None, None
 
 
 class _HouseholderColumns(torch.autograd.Function):
@@ -100,12 +126,13 @@ class _HouseholderColumns(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         w, upper = ctx.saved_tensors
-        return _gradient(grad, w, upper, span_only=False)
+        inner = _gradient(_batch(grad.mT), _batch(w.mT), _batch(upper.mT), span_only=False)
+        return inner.mT.reshape(grad.shape)
 
 
-def span_basis(w: Tensor) -> Tensor:  # (..., c, r), r ≤ c → the same shape
-    """Orthonormal columns with the span of the columns of `w`; its gradient is that of functions of the projector only."""
-    return _CholeskyColumns.apply(scale_to_unit(w), 2, True)[0] if w.numel() else w
+def span_basis(w: Tensor) -> Tensor:  # (..., r, c), r ≤ c → the same shape
+    """Orthonormal rows with the span of the rows of `w`; its gradient is that of functions of the projector only."""
+    return _CholeskyRows.apply(w, 2, True)[0] if w.numel() else w
 
 
 @full_precision
@@ -127,13 +154,12 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     True
     """
     check_matrix(w, "cholesky")
-    w = scale_to_unit(w)
     if w.numel() == 0:
         return w
-    wide = w.shape[-2] < w.shape[-1]
+    tall = w.shape[-2] >= w.shape[-1]
     passes = 1 if not stable else 2 if 2 * min(w.shape[-2:]) <= max(w.shape[-2:]) else 3
-    columns = _CholeskyColumns.apply(w.mT if wide else w, passes, False)[0]
-    return warn_if_deficient(columns.mT if wide else columns, "cholesky")
+    rows = warn_if_deficient(_CholeskyRows.apply(w.mT if tall else w, passes, False)[0], "cholesky")
+    return rows.mT if tall else rows
 
 
 @full_precision

@@ -20,7 +20,7 @@ from orthogonium.methods.constraint import Constraint
 
 
 class OrthogonalKernel(Constraint):
-    """AOC kernel of a geometry. Raw parameters: the bases of BCOP `(g, N, c, ⌊c/2⌋)`, the RKO matrix, or both.
+    """AOC kernel of a geometry. Raw parameters: the bases of BCOP `(g, N, ⌊c/2⌋, c)`, the RKO matrix, or both.
 
     The bases only matter through their span, for which the default `ortho_params` has a cheaper gradient; other ones
     are used as they are.
@@ -41,9 +41,9 @@ class OrthogonalKernel(Constraint):
         bases = count_bases(plan.bcop_size, self.rotate)
         self.shapes: list[tuple[int, ...]] = []
         if bases:
-            shape: tuple[int, ...] = (g, bases, self.channels, self.channels // 2)
+            shape: tuple[int, ...] = (g, bases, self.channels // 2, self.channels)
             self.shapes.append(shape)
-            exact = ortho_params == DEFAULT_ORTHO_PARAMS or shape[-1] == 0
+            exact = ortho_params == DEFAULT_ORTHO_PARAMS or shape[-2] == 0
             self.span: nn.Module | None = None if exact else ortho_params.build(shape)
         if self.has_rko:
             shape = (g, co, plan.inner_channels * math.prod(plan.rko_size))
@@ -67,18 +67,17 @@ class OrthogonalKernel(Constraint):
         bases = start = None
         if self.has_rko:
             rko = self.orthogonalize(raw[-1]).reshape(g, co, self.plan.inner_channels, *self.plan.rko_size)
-            if self.rows:  # (g, co, ci, *e) → (g, ci, *e, co)
-                start = rko.movedim(1, -1)
+            if self.rows:  # (g, co, ci, *e) → (g, ci, co, *e)
+                start = rko.transpose(1, 2)
         if len(raw) > self.has_rko:
             bases = span_basis(raw[0]) if self.span is None else self.span(raw[0])
             x = compose(bases, self.plan.bcop_size, start, self.columns)
         else:
             assert start is not None
             x = start
-        # x is (g, c, *taps, m); its columns are orthonormal at each frequency.
-        if not (self.rows if self.has_rko else co < ci):
-            x = x.movedim(-1, 2)  # (g, co or inner, ci, *taps)
-            if self.has_rko:
-                return block_conv(x.flatten(0, 1), rko.flatten(0, 1), groups=g)
-            return x.reshape(self.geometry.weight_shape)
-        return x.movedim(-1, 1).reshape(self.geometry.weight_shape)  # from (g, ci, *taps, co)
+        # x is (g, c, m, *taps); its columns are orthonormal at each frequency.
+        if self.rows if self.has_rko else co < ci:
+            return x.transpose(1, 2).reshape(self.geometry.weight_shape)  # from (g, ci, co, *taps)
+        if self.has_rko:  # x is (g, inner, ci, *taps)
+            return block_conv(x.flatten(0, 1), rko.flatten(0, 1), groups=g)
+        return x.reshape(self.geometry.weight_shape)

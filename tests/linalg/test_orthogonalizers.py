@@ -77,16 +77,16 @@ def test_gradcheck_of_functions_of_the_span():
 
     def projector_function(w):
         m = span_basis(w)
-        return ((m @ m.mT) * target).sum((-2, -1))
+        return ((m.mT @ m) * target).sum((-2, -1))
 
-    assert torch.autograd.gradcheck(projector_function, torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True))
+    assert torch.autograd.gradcheck(projector_function, torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True))
 
 
 def test_span_basis_keeps_the_span():
-    w = torch.randn(4, 7, 3, dtype=torch.float64)
+    w = torch.randn(4, 3, 7, dtype=torch.float64)
     m = span_basis(w)
     assert deviation(m) < 1e-14
-    torch.testing.assert_close(m @ (m.mT @ w), w)
+    torch.testing.assert_close((w @ m.mT) @ m, w)
 
 
 @exact
@@ -133,7 +133,7 @@ def test_ill_conditioned(name, dtype, kappa):
     w = u * torch.logspace(0, -torch.tensor(kappa).log10().item(), 96, dtype=torch.float64) @ v
     assert deviation(EXACT[name](w.to(dtype))) <= TOLERANCE[dtype]
     if name != "polar" and kappa <= 1e2:
-        assert deviation(span_basis(w[:, :40].to(dtype))) <= TOLERANCE[dtype]
+        assert deviation(span_basis(w[:40].to(dtype))) <= TOLERANCE[dtype]
 
 
 def degenerate(kind, shape, dtype):

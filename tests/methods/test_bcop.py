@@ -8,15 +8,15 @@ from orthogonium.methods.bcop import compose
 
 
 def bases(count, c):
-    return torch.linalg.qr(torch.randn(count, c, c // 2).double()).Q
+    return torch.linalg.qr(torch.randn(count, c, c // 2).double()).Q.mT
 
 
 def projector(m):
-    return m @ m.T
+    return m.T @ m
 
 
 def rotation(first, second):
-    eye = torch.eye(len(first), dtype=first.dtype)
+    eye = torch.eye(first.shape[1], dtype=first.dtype)
     return (eye - 2 * projector(first)) @ (eye - 2 * projector(second))
 
 
@@ -25,11 +25,11 @@ def test_one_block_is_the_same_kernel(c):
     """A 2 × 2 kernel has one factor on each axis: vertical P times horizontal Q in both."""
     p, q = bases(2, c)
     start = torch.linalg.qr(torch.randn(c, c).double()).Q
-    ours = compose(torch.stack((p, q))[None], (2, 2), start.view(1, c, 1, 1, c))[0].movedim(-1, 1)
+    ours = compose(torch.stack((p, q))[None], (2, 2), start.view(1, c, c, 1, 1))[0]
     # There the orthogonal matrix stands left of the factors, here right of them.
-    legacy = bcop_kernel(torch.stack((p, q)), torch.eye(c).double())
+    legacy = bcop_kernel(torch.stack((p, q)).mT, torch.eye(c).double())
     torch.testing.assert_close(ours, torch.einsum("abxy,bc->acxy", legacy, start))
-    rotated = bcop_kernel(torch.stack((start.T @ p, start.T @ q)), start)
+    rotated = bcop_kernel(torch.stack((p @ start, q @ start)).mT, start)
     torch.testing.assert_close(ours, rotated)
 
 
@@ -37,12 +37,12 @@ def test_one_block_is_the_same_kernel(c):
 def test_larger_kernels_agree_where_the_factors_commute(c):
     """Axis by axis or block by block only differs in the order of factors: projectors of one eigenbasis commute."""
     eigenbasis = torch.linalg.qr(torch.randn(c, c).double()).Q
-    chosen = [eigenbasis[:, torch.randperm(c)[: c // 2]] for _ in range(4)]
+    chosen = [eigenbasis[torch.randperm(c)[: c // 2]] for _ in range(4)]
     r1, r2 = bases(2, c)
-    legacy = bcop_kernel(torch.stack(chosen), torch.eye(c).double())
+    legacy = bcop_kernel(torch.stack(chosen).mT, torch.eye(c).double())
     p1, q1, p2, q2 = chosen
     # Ours: the pair of the rotation, the pair of the vertical axis, the pair of the horizontal one.
-    ours = compose(torch.stack((r1, r2, p1, p2, q1, q2))[None], (3, 3))[0].movedim(-1, 1)
+    ours = compose(torch.stack((r1, r2, p1, p2, q1, q2))[None], (3, 3))[0]
     torch.testing.assert_close(ours, torch.einsum("abxy,bc->acxy", legacy, rotation(r1, r2)))
 
 
@@ -50,7 +50,7 @@ def test_factors_of_any_projectors_at_every_frequency():
     """The symbol is the product of ours, factor by factor: vertical ones, horizontal ones, rotation."""
     c = 6
     r1, r2, p1, p2, q1, q2 = m = bases(6, c)
-    kernel = compose(m[None], (3, 3))[0].movedim(-1, 1)
+    kernel = compose(m[None], (3, 3))[0]
     eye = torch.eye(c).double()
     for a, b in [(0.0, 0.0), (0.3, 1.1), (2.0, -0.7)]:
         u, v = torch.exp(torch.tensor([1j * a, 1j * b]))
