@@ -30,8 +30,15 @@ def compose(
     own = None if continued is None else continued / "recipe.json"
     if recipe_file is None and preset is None and own is not None and own.is_file():
         recipe_file = own
+    if recipe_file is None and preset is None and own is not None and "model" not in given:
+        raise ParameterError(
+            f"There is no run in {continued} to resume. To begin one there, say what: --preset, --recipe or --model."
+        )
     if recipe_file is not None:
-        base = Recipe.from_json(recipe_file.read_text(encoding="utf-8"))
+        try:
+            base = Recipe.from_json(recipe_file.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ParameterError(f"{recipe_file} is not a recipe: it is not text ({error.reason}).") from error
     else:
         base = PRESETS[preset] if preset is not None else Recipe()
     for field, values in chosen.items():

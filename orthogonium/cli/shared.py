@@ -38,7 +38,7 @@ Eps = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs per forward pass.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of everything random.")]
 
 
 _NUMERIC = re.compile(r"([-+]?[\d.]+(e[-+]?\d+)?%?( of \d+)?)?")

@@ -23,16 +23,19 @@ def _what(help: str, *flags: str, metavar: str | None = None) -> Any:
     return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel="What to train")
 
 
-def _how(help: str, *flags: str, metavar: str | None = None) -> Any:
-    return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel="How to train")
+def _how(help: str, *flags: str, metavar: str | None = None, min: int | None = None, max: int | None = None) -> Any:
+    return typer.Option(*flags, help=help, metavar=metavar, min=min, max=max, rich_help_panel="How to train")
 
 
 def _where(help: str, metavar: str, min: int | None = None) -> Any:
     return typer.Option(help=help, metavar=metavar, min=min, rich_help_panel="Devices and machines")
 
 
-def _run(help: str, *flags: str, metavar: str | None = None, show_default: bool | str = True) -> Any:
-    return typer.Option(*flags, help=help, metavar=metavar, show_default=show_default, rich_help_panel="The run")
+def _run(
+    help: str, *flags: str, metavar: str | None = None, show_default: bool | str = True, min: int | None = None
+) -> Any:
+    panel = "The run"
+    return typer.Option(*flags, help=help, metavar=metavar, show_default=show_default, min=min, rich_help_panel=panel)
 
 
 Preset = Annotated[str | None, _what("Start from a recipe known to work: digits, cifar10-cpu-30min.", metavar=_NAME)]
@@ -69,7 +72,7 @@ Accumulate = Annotated[int | None, _how("Parts in which each device runs its sha
 ClipNorm = Annotated[float | None, _how("Largest norm of the gradient; 0: any.", metavar=_NUMBER)]
 Average = Annotated[float | None, _how("Average weights, with this weight of the past; 0: do not.", metavar=_NUMBER)]
 Precision = Annotated[str | None, _how("32, bf16-mixed, 16-mixed or 64.", metavar=_NAME)]
-Seed = Annotated[int | None, _how("Of weights, order and augmentation.", metavar=_COUNT)]
+Seed = Annotated[int | None, _how("Of weights, order and augmentation.", metavar=_COUNT, min=0, max=2**63 - 1)]
 EarlyStop = Annotated[
     int | None, _how("Stop after so many validations without a better one, keep the best; 0: do not.", metavar=_COUNT)
 ]
@@ -91,7 +94,7 @@ CheckpointMinutes = Annotated[
 LoggerName = Annotated[Logger, _run("csv, or tensorboard beside it.", "--logger", metavar=_NAME)]
 LogEvery = Annotated[int, _run("Steps between two lines of the logs.", metavar=_COUNT)]
 NoReport = Annotated[bool, _run("Do not certify, attack and audit the result into report.html.", "--no-report")]
-Attacked = Annotated[int, _run("Inputs the report attacks.", metavar=_COUNT)]
+Attacked = Annotated[int, _run("Inputs the report attacks.", metavar=_COUNT, min=1)]
 Quiet = Annotated[bool, _run("No progress bar.", "--quiet", "-q")]
 DryRun = Annotated[bool, _run("Print the recipe and stop.", "--dry-run")]
 AsJson = Annotated[bool, _run("Print one JSON object and nothing else on standard output.", "--json")]

@@ -94,3 +94,16 @@ def check_options(entry: ModelEntry, options: Mapping[str, Any]) -> None:
         raise ParameterError(
             f"Model {entry.name!r} has no option {', '.join(unknown)}. Its options: {', '.join(entry.options)}."
         )
+    for name, value in options.items():
+        default = entry.options[name]
+        if isinstance(default, bool | int | tuple) and not _is_like(value, default):
+            raise ParameterError(f"Option {name} of model {entry.name!r} is like {default!r}: got {value!r}.")
+
+
+def _is_like(value: Any, default: bool | int | tuple) -> bool:
+    """Whether a value is of the kind of the default: a truth value, a whole number, or several whole numbers."""
+    if isinstance(default, tuple):
+        return isinstance(value, list | tuple) and all(_is_like(v, 0) for v in value)
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from orthogonium import losses
@@ -50,4 +51,9 @@ def create_loss(name: str, options: Mapping[str, Any], *, n_classes: int, head: 
     if unknown or missing:
         problem = f"has no option {', '.join(unknown)}" if unknown else f"needs the option {', '.join(missing)}"
         raise ParameterError(f"The loss {name!r} {problem}. Its options are {', '.join(parameters) or 'none'}.")
-    return LOSSES[name](**arguments)
+    try:
+        loss = LOSSES[name](**arguments)
+        loss(torch.zeros(2, n_classes), torch.arange(2))  # options of a wrong type show when they are used
+    except TypeError as error:
+        raise ParameterError(f"An option of the loss {name!r} has a wrong type: got {dict(options)}.") from error
+    return loss

@@ -186,3 +186,27 @@ def test_values():
     for wrong in ("", "inf", "nan", "a/b"):
         with pytest.raises(ParameterError, match="radius"):
             radii([wrong])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "digits", "--attacked", "0"], "attacked"),
+        (["--preset", "digits", "--seed", str(10**30)], "seed"),
+        (["--preset", "digits", "--loss-option", "offset=abc"], "wrong type"),
+        (["--preset", "digits", "-O", "depth=abc"], "depth"),
+        (["--preset", "digits", "-O", "widths=abc"], "widths"),
+        (["--resume"], "no run"),
+    ],
+)
+def test_wrong_values_are_told_before_training(capsys, tmp_path, arguments, message):
+    code, out, error = call(capsys, "train", *arguments, "--out", str(tmp_path / "new"))
+    assert code == 2 and out == ""
+    assert message in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_recipe_that_is_no_text(capsys, tmp_path):
+    (tmp_path / "recipe.json").write_bytes(b"\xff\xfe\x00")
+    code, _, error = call(capsys, "train", "--recipe", str(tmp_path / "recipe.json"), "--out", str(tmp_path / "new"))
+    assert code == 2 and "not a recipe" in error
