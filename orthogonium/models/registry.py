@@ -96,14 +96,15 @@ def check_options(entry: ModelEntry, options: Mapping[str, Any]) -> None:
         )
     for name, value in options.items():
         default = entry.options[name]
-        if isinstance(default, bool | int | tuple) and not _is_like(value, default):
+        if not _is_like(value, default):
             raise ParameterError(f"Option {name} of model {entry.name!r} is like {default!r}: got {value!r}.")
 
 
-def _is_like(value: Any, default: bool | int | tuple) -> bool:
-    """Whether a value is of the kind of the default: a truth value, a whole number, or several whole numbers."""
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value may take the place of a default that is a whole number, or a sequence of such."""
     if isinstance(default, tuple):
-        return isinstance(value, list | tuple) and all(_is_like(v, 0) for v in value)
-    if isinstance(default, bool):
-        return isinstance(value, bool)
-    return isinstance(value, int) and not isinstance(value, bool)
+        element = default[0] if default else 0
+        return isinstance(value, list | tuple) and all(_is_like(v, element) for v in value)
+    if isinstance(default, int) and not isinstance(default, bool):
+        return isinstance(value, int) and not isinstance(value, bool)
+    return True
