@@ -163,7 +163,7 @@ class _Compose(torch.autograd.Function):
             saved += kept
             x = x.reshape(*x.shape, *(1,) * len(counts))
         else:
-            x = start.view_as(start)
+            x = start.clone(memory_format=torch.contiguous_format)
         for axis in reversed(range(len(counts))):
             if counts[axis]:
                 x = (_thin if _is_thin(axes[axis + 1], x) else _dense)(axes[axis + 1], x, axis + 3, saved)

@@ -40,13 +40,10 @@ def assemble(terms: list[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c,
 def assemble_adjoint(grad: Tensor, n: int, dim: int) -> tuple[Tensor, Tensor]:  # → (g, n, c, T), (g, c, T)
     """Gradients of the terms, and that of X but for what comes through the terms."""
     size = grad.shape[dim] - n
-    if size == 1:
-        parts = grad.movedim(dim, 1).clone(memory_format=torch.contiguous_format)
-        terms, last = parts[:, :n], parts[:, n]
-        terms.sub_(parts[:, n:])
-        return terms.flatten(3), last.flatten(2)
-    last = grad.narrow(dim, n, size)
-    terms = torch.stack([grad.narrow(dim, i, size) - last for i in range(n)], 1)
+    windows = grad.unfold(dim, size, 1).movedim((dim, -1), (1, dim + 1))  # n + 1 shifts of the taps of X
+    windows = windows.clone(memory_format=torch.contiguous_format)
+    terms, last = windows[:, :n], windows[:, n]
+    terms.sub_(windows[:, n:])
     return terms.flatten(3), last.flatten(2)
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from itertools import product
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from orthogonium.errors import GeometryError, ShapeError
 from orthogonium.kernels.geometry import ConvGeometry, Size, to_tuple
+from orthogonium.linalg.precision import has_values
 
 PADDING_MODES = ("zeros", "circular")
 
@@ -88,34 +90,100 @@ def zero_extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     return F.pad(x, _torch_padding(left, right)) if any(left) or any(right) else x
 
 
+def _index(left: int, right: int, size: int, device: torch.device) -> Tensor:
+    """Which pixel of a circle each pixel of the padded axis is."""
+    return torch.arange(-left, size + right, device=device) % size
+
+
+def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+    """Circular padding by at most the image."""
+    return F.pad(x, _torch_padding(left, right), mode="circular")
+
+
+def _fold(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+    """The adjoint of `_extend`: each block of the margin is added to the one it was copied from."""
+    first = x.dim() - len(left)
+    axes = []  # for each axis: where centre, head and tail begin, where they belong in the centre, how long they are
+    for a, b, size in zip(left, right, x.shape[first:], strict=True):
+        n = size - a - b
+        axes.append([(a, 0, n), (0, n - a, a), (a + n, 0, b)])
+    blocks = product(*([block for block in axis if block[2]] for axis in axes))
+    y: Tensor | None = None
+    for block in blocks:  # the first is the centre
+        source, target = x, y
+        for dim, (begin, place, length) in enumerate(block, first):
+            source = source.narrow(dim, begin, length)
+            target = None if target is None else target.narrow(dim, place, length)
+        if target is None:
+            y = source.clone(memory_format=torch.contiguous_format)
+        else:
+            target.add_(source)
+    assert y is not None
+    return y
+
+
+class _Wrap(torch.autograd.Function):
+    """`_extend`; its derivative as torch computes it copies the whole image once for every side."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+        ctx.left, ctx.right = left, right
+        return _extend(x, left, right)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return unwrap(grad, ctx.left, ctx.right), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return _extend(tangent, ctx.left, ctx.right)
+
+
+class _Unwrap(torch.autograd.Function):
+    """`_fold`: `_Wrap` and it are derivatives of each other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+        ctx.left, ctx.right = left, right
+        return _fold(x, left, right)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return wrap(grad, ctx.left, ctx.right), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return _fold(tangent, ctx.left, ctx.right)
+
+
+def _recorded(x: Tensor) -> bool:
+    """Whether autograd records what is done to `x`; compilers and function transforms take the plain operators."""
+    return x.requires_grad and torch.is_grad_enabled() and has_values(x)
+
+
 def wrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """Circular padding by any amount, also by more than the image."""
+    if not any(left) and not any(right):
+        return x
     sizes = x.shape[-len(left) :]
     if all(max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True)):
-        return F.pad(x, _torch_padding(left, right), mode="circular") if any(left) or any(right) else x
+        return _Wrap.apply(x, left, right) if _recorded(x) else _extend(x, left, right)
     for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
-        index = torch.arange(-a, n + b, device=x.device) % n
-        x = x.index_select(x.dim() - len(left) + axis, index)
+        x = x.index_select(x.dim() - len(left) + axis, _index(a, b, n, x.device))
     return x
 
 
 def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """The adjoint of `wrap`: pixels of the margins are added to those they were copied from."""
-    for axis, (a, b) in enumerate(zip(left, right, strict=True)):
-        if a == b == 0:
-            continue
+    if not any(left) and not any(right):
+        return x
+    sizes = [size - a - b for a, b, size in zip(left, right, x.shape[-len(left) :], strict=True)]
+    if all(max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True)):
+        return _Unwrap.apply(x, left, right) if _recorded(x) else _fold(x, left, right)
+    for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
         dim = x.dim() - len(left) + axis
-        n = x.shape[dim] - a - b
-        if max(a, b) <= n:
-            head, centre, tail = x.split([a, n, b], dim)
-            x = (
-                centre
-                + F.pad(head.transpose(dim, -1), (n - a, 0)).transpose(dim, -1)
-                + F.pad(tail.transpose(dim, -1), (0, n - b)).transpose(dim, -1)
-            )
-        else:
-            index = torch.arange(-a, n + b, device=x.device) % n
-            x = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :]).index_add(dim, index, x)
+        zeros = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :])
+        x = zeros.index_add(dim, _index(a, b, n, x.device), x)
     return x
 
 
