@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,23 +14,28 @@ from orthogonium.errors import NumericalWarning, ShapeError
 
 _HALF = (torch.float16, torch.bfloat16)
 P = ParamSpec("P")
+Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 
 
-def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+def full_precision(function: Callable[P, Result]) -> Callable[P, Result]:
     """Run `function` outside autocast, half-precision tensors as float32; give back the dtype of the first one."""
 
     @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def run(*args: P.args, **kwargs: P.kwargs) -> Result:
         first = next(a for a in args if isinstance(a, Tensor))
         if first.dtype in _HALF:
             args = tuple(a.float() if isinstance(a, Tensor) and a.dtype in _HALF else a for a in args)  # type: ignore[assignment]
         device_type = first.device.type
         if device_type != "meta" and torch.is_autocast_enabled(device_type):
             with torch.autocast(device_type, enabled=False):
-                return function(*args, **kwargs).to(first.dtype)
-        return function(*args, **kwargs).to(first.dtype)
+                return _to(function(*args, **kwargs), first.dtype)
+        return _to(function(*args, **kwargs), first.dtype)
 
     return run
+
+
+def _to(result: Result, dtype: torch.dtype) -> Result:
+    return result.to(dtype) if isinstance(result, Tensor) else tuple(t.to(dtype) for t in result)
 
 
 def has_values(*tensors: Tensor) -> bool:

@@ -4,6 +4,12 @@ Boissin, Mamalet, Fel, Picard, Massena, Serrurier (2025), "An adaptive orthogona
 flexible CNN architectures". `K = RKO ⊛ BCOP` (Note [Construction] of `kernels/geometry.py`). The factors of BCOP are
 applied to the thinner side: to the RKO kernel itself where its rows are orthonormal, to the first columns of a
 rotation otherwise.
+
+Note [Axis by axis]
+At stride 1 the kernel is a product of one kernel for each axis, and convolving with them in turn gives the same result as
+convolving with their product. For a square 3×3 kernel that is 12 c² flops for each pixel instead of 18 c², and the
+product need not be built, which saves 36 of 91 c³ flops of a step. The results in between take memory, though, as much as
+the images: they are worth it while there are not many more pixels than channels.
 """
 
 from __future__ import annotations
@@ -15,8 +21,10 @@ from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, check_ortho_params, random_orthogonal, span_basis
-from orthogonium.methods.bcop import compose, count_bases
+from orthogonium.methods.bcop import compose, compose_axes, count_bases
 from orthogonium.methods.constraint import Constraint
+
+_PIXELS = 16  # for each channel: up to here, a kernel and its gradient take more memory than the results in between
 
 
 class OrthogonalKernel(Constraint):
@@ -61,17 +69,33 @@ class OrthogonalKernel(Constraint):
         """Random orthonormal bases and a random orthogonal matrix."""
         return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.shapes)
 
+    def separates(self, pixels: int) -> bool:
+        """Whether convolving a batch of so many pixels axis by axis is cheaper; Note [Axis by axis]."""
+        sizes = [k for k in self.geometry.kernel_size if k > 1]
+        apart = sum(sizes[:-1]) * self.channels + sum(sizes[-1:]) * self.columns
+        together = math.prod(sizes) * self.columns
+        return not self.has_rko and len(sizes) > 1 and apart < together and pixels <= _PIXELS * self.channels
+
+    def build_factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """Kernels to apply one after the other, each along one axis: their product is that of `build`."""
+        kernels = compose_axes(self._bases(raw[0]), self.plan.bcop_size, self.columns)
+        if self.geometry.group_out < self.geometry.group_in:
+            return tuple(kernel.transpose(1, 2).flatten(0, 1) for kernel in kernels)
+        return tuple(kernel.flatten(0, 1) for kernel in reversed(kernels))
+
+    def _bases(self, raw: Tensor) -> Tensor:
+        return span_basis(raw) if self.span is None else self.span(raw)
+
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""
         g, co, ci = self.geometry.groups, self.geometry.group_out, self.geometry.group_in
-        bases = start = None
+        start = None
         if self.has_rko:
             rko = self.orthogonalize(raw[-1]).reshape(g, co, self.plan.inner_channels, *self.plan.rko_size)
             if self.rows:  # (g, co, ci, *e) → (g, ci, co, *e)
                 start = rko.transpose(1, 2)
         if len(raw) > self.has_rko:
-            bases = span_basis(raw[0]) if self.span is None else self.span(raw[0])
-            x = compose(bases, self.plan.bcop_size, start, self.columns)
+            x = compose(self._bases(raw[0]), self.plan.bcop_size, start, self.columns)
         else:
             assert start is not None
             x = start

@@ -23,6 +23,8 @@ from torch.autograd.function import once_differentiable
 from orthogonium.methods.factors import (
     apply_taps,
     apply_taps_adjoint,
+    as_kernel,
+    as_kernel_adjoint,
     assemble,
     assemble_adjoint,
     multiply,
@@ -97,35 +99,44 @@ def _thin_adjoint(bases: Tensor, saved: list[Tensor], grad: Tensor, dim: int) ->
     return grads, grad
 
 
-def _dense(bases: Tensor, x: Tensor, dim: int, saved: list[Tensor]) -> Tensor:
+def _axis_taps(bases: Tensor, saved: list[Tensor]) -> Tensor:  # (g, n, r, c) → (g, n, c, c)
+    """All taps but the last one of the product of the factors."""
     parts: list[Tensor] = []
     for count, u in _groups(bases):
         taps, kept = (torch.bmm(u.mT, u)[:, None], []) if count == 1 else pair_taps(u)
         parts.append(taps)
         saved += kept
     taps, kernels = multiply(parts)
-    flat = x.flatten(2)
-    saved += [*parts[:-1], *kernels, flat, taps]
-    return assemble(apply_taps(taps, flat), x, dim)
+    saved += [*parts[:-1], *kernels]
+    return taps
 
 
-def _dense_adjoint(bases: Tensor, saved: list[Tensor], grad: Tensor, dim: int) -> tuple[list[Tensor], Tensor]:
-    groups, shape = _groups(bases), _shrink(grad, dim, bases.shape[1])
-    flat, taps = _pop(saved, 2)
+def _axis_taps_adjoint(bases: Tensor, saved: list[Tensor], grad: Tensor) -> list[Tensor]:
+    groups = _groups(bases)
     kernels = _pop(saved, len(groups) - 1)
     parts = _pop(saved, len(groups) - 1)
-    terms, last = assemble_adjoint(grad, bases.shape[1], dim)
-    grad_taps, grad = apply_taps_adjoint(taps, flat, terms, last)
     grads: list[Tensor] = []
-    for (count, u), grad_part in zip(
-        reversed(groups), reversed(multiply_adjoint(parts, kernels, grad_taps)), strict=True
-    ):
+    for (count, u), grad_part in zip(reversed(groups), reversed(multiply_adjoint(parts, kernels, grad)), strict=True):
         if count == 1:
             grads.insert(0, torch.bmm(u, grad_part[:, 0] + grad_part[:, 0].mT))
         else:
             overlap, image = _pop(saved, 2)
             grads = [*pair_taps_adjoint(u, overlap, image, grad_part), *grads]
-    return grads, grad.reshape(shape)
+    return grads
+
+
+def _dense(bases: Tensor, x: Tensor, dim: int, saved: list[Tensor]) -> Tensor:
+    taps, flat = _axis_taps(bases, saved), x.flatten(2)
+    saved += [flat, taps]
+    return assemble(apply_taps(taps, flat), x, dim)
+
+
+def _dense_adjoint(bases: Tensor, saved: list[Tensor], grad: Tensor, dim: int) -> tuple[list[Tensor], Tensor]:
+    shape = _shrink(grad, dim, bases.shape[1])
+    flat, taps = _pop(saved, 2)
+    terms, last = assemble_adjoint(grad, bases.shape[1], dim)
+    grad_taps, grad = apply_taps_adjoint(taps, flat, terms, last)
+    return _axis_taps_adjoint(bases, saved, grad_taps), grad.reshape(shape)
 
 
 def _shrink(grad: Tensor, dim: int, count: int) -> list[int]:
@@ -194,6 +205,28 @@ class _Compose(torch.autograd.Function):
         return torch.cat(grads, 1).reshape(bases.shape), None if ctx.rotate else grad, None, None
 
 
+class _Axis(torch.autograd.Function):
+    """The kernel of the factors of one axis alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(bases: Tensor) -> tuple[Tensor, ...]:  # (g, n, r, c) → (g, c, c, n+1)
+        saved: list[Tensor] = []
+        return as_kernel(_axis_taps(bases, saved)).clone(memory_format=torch.contiguous_format), *saved
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs, *output[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        bases, *saved = ctx.saved_tensors
+        return torch.cat(_axis_taps_adjoint(bases, saved, as_kernel_adjoint(grad)), 1).reshape(bases.shape)
+
+
 def _is_thin(bases: Tensor, x: Tensor) -> bool:
     """Note [Thin or dense] of `factors.py`; a single projector is always thin."""
     return bases.shape[1] == 1 or math.prod(x.shape[2:]) <= 2 * bases.shape[3]
@@ -213,3 +246,16 @@ def compose(
     if start is not None and not any(counts):
         return start
     return _Compose.apply(bases, start, counts, bases.shape[-1] if columns is None else columns)[0]
+
+
+def compose_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tensor]:
+    """The kernel of `compose` from a rotation, as one kernel for each axis of more than one tap; the first applies last.
+
+    All are square but the last one, which has the rotation: `compose` gives their product.
+    """
+    axes = [axis for axis, size in enumerate(sizes) if size > 1]
+    rotation, *parts = bases.split((2, *(sizes[axis] - 1 for axis in axes)), 1)
+    kernels = [_Axis.apply(part)[0] for part in parts[:-1]]
+    kernels.append(compose(torch.cat((rotation, parts[-1]), 1), (sizes[axes[-1]],), columns=columns))
+    lines = ([k if i == axis else 1 for i, k in enumerate(sizes)] for axis in axes)
+    return [kernel.reshape(*kernel.shape[:3], *line) for kernel, line in zip(kernels, lines, strict=True)]

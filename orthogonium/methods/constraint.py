@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -26,20 +26,21 @@ from torch.nn.utils import parametrize
 from orthogonium.errors import ConstraintError
 from orthogonium.linalg.precision import full_precision, has_values
 
+_memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype and device are equal, bit by bit on the CPU, where numpy compares fastest."""
+    """Whether two tensors of one shape, dtype and device are equal; bit by bit on the CPU, where libc is fastest."""
     if a.device.type != "cpu" or not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
-    return np.array_equal(_bits(a), _bits(b))
+    return _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
 
 
-def _bits(x: Tensor) -> np.ndarray:
-    """The memory of a tensor. `Tensor.numpy` would keep torch from ever resizing it, as FSDP does."""
-    if x.numel() == 0:
-        return np.empty(0)
-    memory = memoryview((ctypes.c_byte * x.nbytes).from_address(x.data_ptr()))
-    return np.frombuffer(memory, dtype=np.int8 if x.nbytes % 8 else np.int64)
+def _standard(weight: Tensor) -> Tensor:
+    """Axes of size 1 may have any stride and still count as contiguous; torch 2.13 then convolves out of bounds."""
+    standard = [math.prod(weight.shape[i + 1 :]) for i in range(weight.dim())]
+    return weight if list(weight.stride()) == standard else weight.clone(memory_format=torch.contiguous_format)
 
 
 class _Built:
@@ -54,7 +55,7 @@ class _Built:
 
     def is_current(self, raw: tuple[Tensor, ...]) -> bool:
         return self.weight._version == self.version and all(
-            p.dtype == q.dtype and p.device == q.device and _same_values(p, q)
+            p.shape == q.shape and p.dtype == q.dtype and p.device == q.device and _same_values(p, q)
             for p, q in zip(raw, self.raw, strict=True)
         )
 
@@ -93,11 +94,19 @@ class Constraint(nn.Module):
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
-        weight = full_precision(self.build)(*raw)
-        # Axes of size 1 may carry any stride and still count as contiguous; convolutions of torch 2.13 write out of
-        # bounds then.
-        standard = [math.prod(weight.shape[i + 1 :]) for i in range(weight.dim())]
-        return weight if list(weight.stride()) == standard else weight.clone(memory_format=torch.contiguous_format)
+        return _standard(full_precision(self.build)(*raw))
+
+    def separates(self, pixels: int) -> bool:
+        """Whether `factors` are cheaper to apply, one after the other, to a batch of so many pixels than the weight."""
+        return False
+
+    def build_factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """Kernels whose product is the weight, in the order in which they are applied."""
+        raise NotImplementedError
+
+    def factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """Note [Precision]."""
+        return tuple(_standard(kernel) for kernel in full_precision(self.build_factors)(*raw))
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""

@@ -130,9 +130,15 @@ def apply_taps_adjoint(taps: Tensor, x: Tensor, terms: Tensor, last: Tensor) -> 
     return grad_taps.unflatten(1, taps.shape[1:3]), torch.baddbmm(last, taps.flatten(1, 2).mT, stacked)
 
 
-def _as_kernel(taps: Tensor) -> Tensor:  # (g, n, c, c) → (g, c, c, n+1)
+def as_kernel(taps: Tensor) -> Tensor:  # (g, n, c, c) → (g, c, c, n+1)
+    """The kernel of an axis: the last tap is I minus the others."""
     identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
     return torch.cat((taps, (identity - taps.sum(1))[:, None]), 1).movedim(1, -1)
+
+
+def as_kernel_adjoint(grad: Tensor) -> Tensor:  # (g, c, c, n+1) → (g, n, c, c)
+    """Gradient of the taps."""
+    return (grad[..., :-1] - grad[..., -1:]).movedim(-1, 1).contiguous()
 
 
 def multiply(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -140,7 +146,7 @@ def multiply(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     kernels: list[Tensor] = []
     taps = parts[-1]
     for part in reversed(parts[:-1]):
-        kernels.append(_as_kernel(taps))
+        kernels.append(as_kernel(taps))
         product = assemble(apply_taps(part, kernels[-1].flatten(2)), kernels[-1], 3)
         taps = product[..., :-1].movedim(-1, 1)
     return taps, kernels
@@ -153,6 +159,5 @@ def multiply_adjoint(parts: list[Tensor], kernels: list[Tensor], grad: Tensor) -
         terms, last = assemble_adjoint(F.pad(grad.movedim(1, -1), (0, 1)), part.shape[1], 3)
         grad_part, grad_kernel = apply_taps_adjoint(part, kernel.flatten(2), terms, last)
         grads.append(grad_part)
-        grad_kernel = grad_kernel.reshape(kernel.shape)
-        grad = (grad_kernel[..., :-1] - grad_kernel[..., -1:]).movedim(-1, 1)
+        grad = as_kernel_adjoint(grad_kernel.reshape(kernel.shape))
     return [*grads, grad]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
@@ -91,6 +92,8 @@ class ConstrainedConv(ConstrainedConvNd):
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""
         g, border = self.geometry, self.border
+        if self._separates(input):
+            return self._convolve_in_turn(input)
         if border.mode == "zeros" and (not border.same or set(g.stride) == {1}):
             return super().forward(input)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
@@ -109,6 +112,41 @@ class ConstrainedConv(ConstrainedConvNd):
         # Integer padding has the outputs of torch, of which there may be one less.
         outputs = [(n + 2 * p - x) // s + 1 for n, p, x, s in zip(sizes, border.left, g.extent, g.stride, strict=True)]
         return zero_extend(y, [0] * g.dims, [m - n for m, n in zip(outputs, y.shape[-g.dims :], strict=True)])
+
+    def _separates(self, input: Tensor) -> bool:
+        """Whether the weight would be built for this call alone, and its factors do the same for less."""
+        if not (self.training and torch.is_grad_enabled() and parametrize.is_parametrized(self, "weight")):
+            return False
+        chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
+        if len(chain) > 1 or not chain[0].separates(input.numel() // self.in_channels):
+            return False
+        # What is no image, or too small, is refused by the convolution with the weight.
+        axes = zip(input.shape[-self.dims :], self.border.left, self.border.right, self.geometry.extent, strict=False)
+        fits = all(n > 0 and n + a + b >= x for n, a, b, x in axes)
+        return (
+            fits and input.dim() in (self.dims + 1, self.dims + 2) and input.shape[-self.dims - 1] == self.in_channels
+        )
+
+    def _convolve_in_turn(self, x: Tensor) -> Tensor:
+        """Convolve with the factors of the weight, each with the border of its own axes; all strides are 1."""
+        g, border = self.geometry, self.border
+        chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
+        factors = chain[0].factors(*(getattr(chain, f"original{i}") for i in range(chain.ntensors)))
+        for i, kernel in enumerate(factors):
+            last = i == len(factors) - 1
+            own = [k > 1 or (last and n == 1) for k, n in zip(kernel.shape[2:], g.kernel_size, strict=True)]
+            left, right = (
+                [p * mine for p, mine in zip(side, own, strict=True)] for side in (border.left, border.right)
+            )
+            amount: Size = 0
+            if border.mode == "circular":
+                x = wrap(x, left, right)
+            elif left == right:
+                amount = left
+            else:
+                x = zero_extend(x, left, right)
+            x = _CONV[g.dims](x, kernel, self.bias if last else None, 1, amount, g.dilation, g.groups)
+        return x
 
 
 class ConstrainedConvTranspose(ConstrainedConvNd):

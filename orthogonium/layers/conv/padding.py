@@ -156,17 +156,22 @@ class _Unwrap(torch.autograd.Function):
         return _fold(tangent, ctx.left, ctx.right)
 
 
+def _fits(left: Sequence[int], right: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether the margins are copies of blocks of the image."""
+    return all(0 <= min(a, b) and max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True))
+
+
 def _recorded(x: Tensor) -> bool:
     """Whether autograd records what is done to `x`; compilers and function transforms take the plain operators."""
     return x.requires_grad and torch.is_grad_enabled() and has_values(x)
 
 
 def wrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """Circular padding by any amount, also by more than the image."""
+    """Circular padding by any amount: by more than the image, or by less than nothing."""
     if not any(left) and not any(right):
         return x
     sizes = x.shape[-len(left) :]
-    if all(max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True)):
+    if _fits(left, right, sizes):
         return _Wrap.apply(x, left, right) if _recorded(x) else _extend(x, left, right)
     for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
         x = x.index_select(x.dim() - len(left) + axis, _index(a, b, n, x.device))
@@ -178,7 +183,7 @@ def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     if not any(left) and not any(right):
         return x
     sizes = [size - a - b for a, b, size in zip(left, right, x.shape[-len(left) :], strict=True)]
-    if all(max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True)):
+    if _fits(left, right, sizes):
         return _Unwrap.apply(x, left, right) if _recorded(x) else _fold(x, left, right)
     for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
         dim = x.dim() - len(left) + axis

@@ -14,6 +14,7 @@ CASES = [
     ((2, 3, 4), (4,), (4,)),
     ((2, 3, 4), (9,), (3,)),
     ((2, 1, 4), (0,), (0,)),
+    ((2, 3, 5, 4), (2, 1), (-1, 0)),
 ]
 cases = pytest.mark.parametrize(("shape", "left", "right"), CASES, ids=str)
 
