@@ -89,12 +89,15 @@ class _CholeskyRows(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.span_only = inputs[2]
+        ctx.set_materialize_grads(False)  # no zeros for what is only saved
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None
         w, lower, scale = ctx.saved_tensors
         inner = _gradient(_batch(grad), _batch(w), lower, ctx.span_only)
         return (inner / scale).reshape(grad.shape), None, None
@@ -119,12 +122,15 @@ class _HouseholderColumns(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)  # no zeros for what is only saved
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*output)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
+        if grad is None:
+            return None
         w, upper = ctx.saved_tensors
         inner = _gradient(_batch(grad.mT), _batch(w.mT), _batch(upper.mT), span_only=False)
         return inner.mT.reshape(grad.shape)

@@ -184,12 +184,15 @@ class _Compose(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         bases, start, ctx.counts, ctx.columns = inputs
         ctx.rotate = start is None
+        ctx.set_materialize_grads(False)  # no zeros for what is only saved
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(bases, *output[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None, None
         bases, *saved = ctx.saved_tensors
         rotation, *axes = bases.split((bases.shape[1] - sum(ctx.counts), *ctx.counts), 1)
         grads: list[Tensor] = []  # of the bases
@@ -217,12 +220,15 @@ class _Axis(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)  # no zeros for what is only saved
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> Tensor | None:
+        if grad is None:
+            return None
         bases, *saved = ctx.saved_tensors
         return torch.cat(_axis_taps_adjoint(bases, saved, as_kernel_adjoint(grad)), 1).reshape(bases.shape)
 
