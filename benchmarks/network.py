@@ -3,7 +3,7 @@
 Run with `.venv/bin/python -m benchmarks.network`.
 """
 
-import resource
+import itertools
 
 from benchmarks.side_by_side import race, table
 
@@ -34,16 +34,21 @@ def training(kind: str, mode: str, batch: int):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
     return run
 
 
-def baseline(kind: str, mode: str, batch: int):
-    """What a process that only imported torch and the library occupies."""
-    import orthogonium.layers  # noqa: F401
+def memory(kind: str, mode: str, batch: int):
+    """Most bytes that tensors hold at once, from the making of the network to the end of its third step."""
+    from torch.profiler import ProfilerActivity, profile
 
-    return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        step = training(kind, mode, batch)
+        for _ in range(3):
+            step()
+    results = record.profiler.kineto_results
+    peak = max(itertools.accumulate(event.nbytes() for event in results.events() if event.name() == "[memory]"))
+    return lambda: peak / 2**20
 
 
 def evaluation(kind: str, mode: str, batch: int):
@@ -80,11 +85,8 @@ if __name__ == "__main__":
             plain, ours = result["plain"][0], result["ours"][0]
             row = [job, batch, mode, f"{1e3 * plain:.0f} ms", f"{1e3 * ours:.0f} ms", f"{ours / plain:.3f}"]
             if job == "training" and batch == 16:
-                empty = compare("baseline", mode, batch, 1)["plain"][1]
-                memory = {k: v[1] - empty for k, v in result.items()}
-                row.append(
-                    f"{memory['plain']:.0f} → {memory['ours']:.0f} MB ({memory['ours'] / memory['plain'] - 1:+.1%})"
-                )
+                peak = {k: v[1] for k, v in compare("memory", mode, batch, 1).items()}
+                row.append(f"{peak['plain']:.0f} → {peak['ours']:.0f} MB ({peak['ours'] / peak['plain'] - 1:+.1%})")
             rows.append(row)
     table(
         ["", "batch", "padding", "nn.Conv2d", "orthogonal", "ratio", "peak memory"],
