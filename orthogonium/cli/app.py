@@ -10,6 +10,7 @@ else is a bug and keeps its traceback. Exit code 1 says that a certificate was b
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, cast
@@ -18,6 +19,7 @@ import typer
 
 from orthogonium import __version__
 from orthogonium.cli import attacking, auditing, certifying, demo, exporting, listing, reporting, training
+from orthogonium.cli.wording import in_options
 from orthogonium.errors import OrthogoniumError
 
 app = typer.Typer(
@@ -62,6 +64,9 @@ _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Note [One line]."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    empty = _find_empty(arguments)
+    if empty is not None:
+        return _complain(f"{empty} is empty: give a value, or leave it out.")
     try:
         result = app(list(arguments), prog_name="orthogonium", standalone_mode=False)
         sys.stdout.flush()
@@ -69,8 +74,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         message = error.format_message()  # type: ignore[attr-defined]
         if not message:  # no command: the help was shown
             return 2
-        return _complain(f"{message.rstrip('.')}. Try `{_path(error)} --help`.")
-    except (OrthogoniumError, ModuleNotFoundError) as error:
+        return _complain(f"{message.rstrip('.')}. Try `{_path(error, arguments)} --help`.")
+    except OrthogoniumError as error:
+        return _complain(in_options(str(error), *_options(arguments)))
+    except ModuleNotFoundError as error:
         return _complain(str(error))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,9 +90,32 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _path(error: BaseException) -> str:
+def _find_empty(arguments: Sequence[str]) -> str | None:
+    """The argument without a value, as of a shell variable that is not set: no command means anything by it."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        if re.fullmatch(r"--[\w-]+=\s*", argument):
+            return argument.partition("=")[0]
+        if not argument.strip():
+            return f"The value of {before}" if before.startswith("-") else "An argument"
+    return None
+
+
+def _called(arguments: Sequence[str]) -> str | None:
+    """The name of the command."""
+    return next((a for a in arguments if a in {command.name for command in app.registered_commands}), None)
+
+
+def _options(arguments: Sequence[str]) -> tuple[dict[str, str], frozenset[str]]:
+    """Flags of the options of the command called, by name; and the names of those without a value."""
+    command = typer.main.get_command(app).commands[_called(arguments)]  # type: ignore[attr-defined]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    flags = {p.name: max(p.opts, key=len) for p in options}
+    return flags, frozenset(p.name for p in options if p.is_flag)
+
+
+def _path(error: BaseException, arguments: Sequence[str]) -> str:
     context = getattr(error, "ctx", None)
-    return context.command_path if context is not None else "orthogonium"
+    return context.command_path if context is not None else f"orthogonium {_called(arguments)}"
 
 
 def _complain(message: str) -> int:

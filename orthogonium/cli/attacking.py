@@ -8,6 +8,7 @@ import typer
 
 from orthogonium.cli.shared import (
     AsJson,
+    AttackMethod,
     BatchSize,
     Checkpoint,
     Data,
@@ -23,13 +24,7 @@ from orthogonium.cli.values import radii
 
 def attack(
     checkpoint: Checkpoint,
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            help="pgd is built in; ddn, cw, deepfool, … of foolbox and autoattack need the extra \\[attack].",
-        ),
-    ] = "pgd",
+    method: AttackMethod = "pgd",
     eps: Eps = None,
     certificates: Annotated[bool, typer.Option(help="Also attack every input inside its own certified radius.")] = True,
     data: Data = None,

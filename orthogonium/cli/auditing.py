@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from orthogonium.cli.shared import AsJson, Checkpoint
+from orthogonium.cli.shared import AsJson, Checkpoint, new_file
 
 
 def audit(
     checkpoint: Checkpoint,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Also write the table as a web page.", metavar="FILE")
+        Path | None,
+        typer.Option("--html", help="Also write the table as a web page.", metavar="FILE", callback=new_file),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -15,6 +15,7 @@ from orthogonium.cli.shared import (
     Eps,
     Limit,
     Root,
+    new_file,
     percent,
     print_json,
     print_table,
@@ -34,7 +35,12 @@ def certify(
     batch_size: BatchSize = 500,
     save: Annotated[
         Path | None,
-        typer.Option("--save", help="Write label, prediction and radius of every input as CSV.", metavar="FILE"),
+        typer.Option(
+            "--save",
+            help="Write label, prediction and radius of every input as CSV.",
+            metavar="FILE",
+            callback=new_file,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

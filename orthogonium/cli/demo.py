@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from orthogonium.cli.shared import AsJson, Seed, console, print_json
+from orthogonium.cli.shared import AsJson, Seed, console, new_folder, print_json
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run and its report.", metavar="DIR")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the run and its report.", metavar="DIR", callback=new_folder)
+    ] = Path("runs/demo"),
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orthogonium.cli.shared import AsJson, Checkpoint, print_json
+from orthogonium.cli.shared import AsJson, Checkpoint, new_file, print_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,7 +47,10 @@ def export(
         ),
     ] = Format.onnx,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file to write.", show_default="the name of the checkpoint")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The file to write.", show_default="the name of the checkpoint", callback=new_file
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -62,9 +65,11 @@ def export(
     from orthogonium.cli.networks import load_network
     from orthogonium.layers.freeze import freeze
 
+    path = out or Path(f"{Path(checkpoint).stem or 'network'}{SUFFIX[format]}")
+    new_file(path)
+    _check_suffix(path, format)
     network = load_network(checkpoint)
     frozen = freeze(network.model)
-    path = out or Path(f"{Path(checkpoint).stem or 'network'}{SUFFIX[format]}")
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = next((p.dtype for p in network.model.parameters()), torch.float32)
     x = torch.rand(4, *network.image_shape, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -83,6 +88,15 @@ def export(
     else:
         print(f"{path}: {format.value}, {size / 2**20:.2f} MiB, logits within {deviation:.1e} of the network's")
     return 0 if deviation <= _TOLERANCE else 1
+
+
+def _check_suffix(path: Path, format: Format) -> None:
+    """A name that says another format misleads; and torch reads exported programs from .pt2 alone."""
+    others = [suffix for other, suffix in SUFFIX.items() if other is not format]
+    if path.suffix in others or (format is Format.torch_export and path.suffix != SUFFIX[format]):
+        raise typer.BadParameter(
+            f"a file of --format {format.value} ends in {SUFFIX[format]}: got {path}.", param_hint="'--out'"
+        )
 
 
 Restored = Callable[["Tensor"], "Tensor"]
@@ -118,12 +132,10 @@ def _torch_export(model: nn.Module, x: Tensor, path: Path) -> Restored:
 
 
 def _safetensors(model: nn.Module, x: Tensor, path: Path) -> Restored:
-    try:
-        from safetensors.torch import load_file, save_file
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error}: pip install 'orthogonium[train]'.") from error
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
-    return _loaded(model, load_file(path))
+    from orthogonium.models.weights import read_state, write_state
+
+    write_state(model.state_dict(), path)
+    return _loaded(model, read_state(path))
 
 
 def _state_dict(model: nn.Module, x: Tensor, path: Path) -> Restored:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orthogonium.cli.shared import AsJson, percent, print_json, print_table
 
+if TYPE_CHECKING:
+    from orthogonium.methods.table import Method
+
 
 def models(
-    name: Annotated[str | None, typer.Argument(help="Show one model with its options.", metavar="[NAME]")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show one model with its options, or pretrained weights.", metavar="[NAME]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the architectures, and those that come trained.
@@ -21,8 +27,10 @@ def models(
     from orthogonium.models import describe_model, describe_pretrained, list_models
 
     trained = [describe_pretrained(weights) for weights in list_models(pretrained=True)]
-    entries = [describe_model(each) for each in ([name] if name else list_models())]
-    trained = [weights for weights in trained if name in (None, weights.model)]
+    named = [weights for weights in trained if weights.name == name]
+    trained = named or [weights for weights in trained if name in (None, weights.model)]
+    chosen = named[0].options if named else {}
+    entries = [describe_model(each) for each in ([named[0].model if named else name] if name else list_models())]
     if as_json:
         print_json({"models": [_as_json(entry) for entry in entries], "pretrained": [asdict(each) for each in trained]})
         return
@@ -32,13 +40,19 @@ def models(
     else:
         (entry,) = entries
         print(f"{entry.name}: {entry.summary}\n\n{entry.provenance}\n")
-        options = [(key, repr(value)) for key, value in entry.options.items()]
-        print_table("Options (--model-option NAME=VALUE)", ["name", "default"], options)
+        if named:
+            print_table(f"Options of {name}", ["name", "value"], _rows({**entry.options, **chosen}))
+        else:
+            print_table("Options (--model-option NAME=VALUE)", ["name", "default"], _rows(entry.options))
     if trained:
         certified = [", ".join(f"{e}: {percent(a)}" for e, a in each.certified_accuracy.items()) for each in trained]
         weights = zip(trained, certified, strict=True)
         found = [(each.name, each.model, each.data, percent(each.accuracy), radii) for each, radii in weights]
         print_table("Pretrained", ["name", "model", "data", "accuracy", "certified at l2 radius"], found)
+
+
+def _rows(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(key, repr(tuple(value) if isinstance(value, list) else value)) for key, value in options.items()]
 
 
 def _as_json(entry: Any) -> dict[str, Any]:
@@ -61,21 +75,20 @@ def methods(as_json: AsJson = False) -> None:
     """List the ways to constrain a layer: what each promises, supports and costs."""
     from orthogonium.methods.table import METHODS
 
-    promises = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}
     if as_json:
-        fields = (
-            "name",
-            "paper",
-            "guarantee",
-            "padding",
-            "cost",
-            "stride",
-            "dilation",
-            "groups",
-            "square",
-            "activated",
-        )
-        print_json([{field: getattr(method, field) for field in fields} for method in METHODS.values()])
+        print_json({"methods": [_method(entry) for entry in METHODS.values()]})
         return
+    promises = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}
     rows = [(m.name, promises[m.guarantee], m.padding, m.cost, m.paper) for m in METHODS.values()]
     print_table("Methods (--method NAME)", ["name", "guarantee", "padding", "cost of a 3×3 kernel", "paper"], rows)
+
+
+def _method(entry: Method) -> dict[str, Any]:
+    """What a method promises, costs and supports; dimensions are those in which it has a convolution."""
+    plain = ("name", "guarantee", "padding", "cost", "paper", "stride", "dilation", "groups", "square", "activated")
+    return {
+        **{field: getattr(entry, field) for field in plain},
+        "convolution_dimensions": list(entry.conv),
+        "transposed_dimensions": list(entry.conv_transpose),
+        "dense": entry.linear is not None,
+    }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from orthogonium.cli.recipes import read_recipe
 from orthogonium.cli.values import radii
 from orthogonium.data import load_dataset, unit_pixels
 from orthogonium.errors import ParameterError
@@ -47,7 +49,7 @@ class Inputs:
 
 def load_network(checkpoint: str) -> Network:
     """The network of a checkpoint, of the folder of a run, or of the name of a pretrained model."""
-    path = Path(checkpoint).expanduser()
+    path = Path(expanduser(checkpoint))
     if path.is_dir():
         return _from_file(_of_folder(path))
     if path.is_file():
@@ -86,12 +88,12 @@ def load_inputs(network: Network, data: str | None, root: Path | None, limit: in
 
 def _of_folder(folder: Path) -> Path:
     """The checkpoint a run ended in: the best one if it stopped early, else the last one."""
-    from orthogonium.training import CheckpointError, Recipe
+    from orthogonium.training import CheckpointError
 
     last, best, recipe = folder / "last.ckpt", folder / "best.ckpt", folder / "recipe.json"
     if not last.is_file():
         raise CheckpointError(f"{folder} is not the folder of a training run: it has no last.ckpt.")
-    stops_early = recipe.is_file() and Recipe.from_json(recipe.read_text(encoding="utf-8")).patience is not None
+    stops_early = recipe.is_file() and read_recipe(recipe).patience is not None
     return best if stops_early and best.is_file() else last
 
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
     from orthogonium.training import Recipe
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a file. Errors are about its fields, which are not options of a command."""
+    from orthogonium.errors import ParameterError
+    from orthogonium.training import Recipe
+
+    try:
+        return Recipe.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not a recipe: it is not text ({error.reason}).") from error
+    except ParameterError as error:
+        raise typer.BadParameter(f"{path} is not a recipe: {error}") from error
 
 
 def compose(
@@ -35,10 +50,7 @@ def compose(
             f"There is no run in {continued} to resume. To begin one there, say what: --preset, --recipe or --model."
         )
     if recipe_file is not None:
-        try:
-            base = Recipe.from_json(recipe_file.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise ParameterError(f"{recipe_file} is not a recipe: it is not text ({error.reason}).") from error
+        base = read_recipe(recipe_file)
     else:
         base = PRESETS[preset] if preset is not None else Recipe()
     for field, values in chosen.items():

@@ -9,6 +9,7 @@ import typer
 
 from orthogonium.cli.shared import (
     AsJson,
+    AttackMethod,
     Checkpoint,
     Data,
     Eps,
@@ -16,6 +17,7 @@ from orthogonium.cli.shared import (
     Root,
     Seed,
     console,
+    new_file,
     percent,
     print_json,
     print_table,
@@ -33,13 +35,15 @@ Attacked = Annotated[
 
 def report(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", help="The file to write.", metavar="FILE", callback=new_file)] = Path(
+        "report.html"
+    ),
     eps: Eps = None,
     data: Data = None,
     root: Root = None,
     limit: Limit = None,
     attacked: Attacked = 512,
-    method: Annotated[str, typer.Option("--method", help="Of the attack, see `orthogonium attack --help`.")] = "pgd",
+    method: AttackMethod = "pgd",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> int:

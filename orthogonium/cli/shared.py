@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,8 +38,50 @@ Eps = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs per forward pass.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=2**31 - 1, help="Inputs per forward pass.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of everything random.")]
+
+
+def _known_attack(name: str) -> str:
+    from orthogonium.attacks import list_attacks
+
+    if name not in list_attacks():
+        raise typer.BadParameter(f"attacks are {', '.join(list_attacks())}: got {name!r}.")
+    return name
+
+
+AttackMethod = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        help="Of the attack: pgd is built in; ddn, cw, deepfool, … of foolbox and autoattack need the extra \\[attack].",
+        callback=_known_attack,
+    ),
+]
+
+
+def new_file(path: Path | None) -> Path | None:
+    """Refuse a file that could not be written, before any work is done for it. A callback of options."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder, and a file is to be written.")
+    return _writable(path)
+
+
+def new_folder(path: Path | None) -> Path | None:
+    """Refuse a folder that could not be made or written to. A callback of options."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{path} is a file, and a folder is needed.")
+    return _writable(path)
+
+
+def _writable(path: Path | None) -> Path | None:
+    if path is not None:
+        place = next(p for p in (path, *path.absolute().parents) if p.exists())  # folders on the way are made
+        if place != path and not place.is_dir():
+            raise typer.BadParameter(f"{path} cannot be written: {place} is not a folder.")
+        if not os.access(place, os.W_OK):
+            raise typer.BadParameter(f"{path} cannot be written: no permission to write to {place}.")
+    return path
 
 
 _NUMERIC = re.compile(r"([-+]?[\d.]+(e[-+]?\d+)?%?( of \d+)?)?")

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from orthogonium.cli.shared import new_folder
+
 
 class Logger(str, Enum):
     """What to log for."""
@@ -31,11 +33,8 @@ def _where(help: str, metavar: str, min: int | None = None) -> Any:
     return typer.Option(help=help, metavar=metavar, min=min, rich_help_panel="Devices and machines")
 
 
-def _run(
-    help: str, *flags: str, metavar: str | None = None, show_default: bool | str = True, min: int | None = None
-) -> Any:
-    panel = "The run"
-    return typer.Option(*flags, help=help, metavar=metavar, show_default=show_default, min=min, rich_help_panel=panel)
+def _run(help: str, *flags: str, metavar: str | None = None, min: int | None = None) -> Any:
+    return typer.Option(*flags, help=help, metavar=metavar, min=min, rich_help_panel="The run")
 
 
 Preset = Annotated[str | None, _what("Start from a recipe known to work: digits, cifar10-cpu-30min.", metavar=_NAME)]
@@ -86,15 +85,24 @@ Strategy = Annotated[str, _where("auto, ddp, fsdp, ….", _NAME)]
 Accelerator = Annotated[str, _where("auto, cpu, gpu, ….", _NAME)]
 Workers = Annotated[int, _where("Processes that read images from disk.", _COUNT, 0)]
 
-Out = Annotated[Path | None, _run("Folder of the run.", metavar="DIR", show_default="runs/MODEL-DATA")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the run.",
+        metavar="DIR",
+        show_default="runs/MODEL-DATA",
+        callback=new_folder,
+        rich_help_panel="The run",
+    ),
+]
 Resume = Annotated[bool, _run("Continue the run in --out, with its own recipe unless one is given.", "--resume")]
 CheckpointMinutes = Annotated[
     float, _run("Minutes between checkpoints within an epoch.", "--checkpoint-minutes", metavar=_NUMBER)
 ]
 LoggerName = Annotated[Logger, _run("csv, or tensorboard beside it.", "--logger", metavar=_NAME)]
-LogEvery = Annotated[int, _run("Steps between two lines of the logs.", metavar=_COUNT)]
+LogEvery = Annotated[int, _run("Steps between two lines of the logs.", metavar=_COUNT, min=1)]
 NoReport = Annotated[bool, _run("Do not certify, attack and audit the result into report.html.", "--no-report")]
 Attacked = Annotated[int, _run("Inputs the report attacks.", metavar=_COUNT, min=1)]
 Quiet = Annotated[bool, _run("No progress bar.", "--quiet", "-q")]
-DryRun = Annotated[bool, _run("Print the recipe and stop.", "--dry-run")]
+DryRun = Annotated[bool, _run("Check everything up to training, print the recipe and stop.", "--dry-run")]
 AsJson = Annotated[bool, _run("Print one JSON object and nothing else on standard output.", "--json")]

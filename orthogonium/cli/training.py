@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthogonium.cli import train_options as o
 from orthogonium.cli.recipes import compose
-from orthogonium.cli.shared import console, print_json
+from orthogonium.cli.shared import console, new_folder, print_json
 from orthogonium.cli.values import options, radii
 
 if TYPE_CHECKING:
@@ -104,32 +104,33 @@ def train(
         "optimizer_options": options(optimizer_option or [], "--optimizer-option"),
     }
     recipe = compose(preset, recipe_file, out if resume else None, given, chosen)
-    if dry_run:
-        print(recipe.to_json())
-        return 0
     folder = out or Path("runs") / f"{recipe.model}-{recipe.data}"
-    _check_run(folder, resume, strategy, accelerator)
+    new_folder(folder)
+    _check_names(recipe.model, strategy, accelerator)
     result = _fit(
         recipe, folder, resume=resume, devices=devices, nodes=nodes, strategy=strategy, accelerator=accelerator,
         progress=not quiet, tensorboard=logger is o.Logger.tensorboard, log_every=log_every,
-        checkpoint_minutes=checkpoint_minutes, workers=workers,
+        checkpoint_minutes=checkpoint_minutes, workers=workers, dry_run=dry_run,
     )  # fmt: skip
     if result is None:
         return 130
+    if dry_run:
+        print(recipe.to_json())
+        return 0
     return _finish(result, folder, not no_report, attacked, as_json)
 
 
-def _check_run(folder: Path, resume: bool, strategy: str, accelerator: str) -> None:
-    """What Lightning or `fit` would refuse, in words of this command."""
+def _check_names(model: str, strategy: str, accelerator: str) -> None:
+    """What Python would tell otherwise, in words of this command."""
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry
 
     from orthogonium.errors import ParameterError
+    from orthogonium.models import describe_pretrained, list_models
 
-    if not resume and (folder / "last.ckpt").exists():
-        raise ParameterError(
-            f"{folder} already holds a training run: continue it with --resume, or choose another --out."
-        )
+    if model in list_models(pretrained=True):
+        trained = describe_pretrained(model).model
+        raise ParameterError(f"--model {model}: these are trained weights of the model {trained}. Name that.")
     if strategy not in ("auto", "fsdp", *StrategyRegistry.available_strategies()):
         raise ParameterError(f"--strategy {strategy!r} is unknown: it is auto, ddp, fsdp or another one of Lightning.")
     if accelerator not in ("auto", "gpu", *AcceleratorRegistry.available_accelerators()):
@@ -152,6 +153,7 @@ def _fit(
     log_every: int,
     checkpoint_minutes: float,
     workers: int,
+    dry_run: bool,
 ) -> TrainingResult | None:
     """Train; None if it was interrupted, having said how to continue."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -173,6 +175,7 @@ def _fit(
             log_every=log_every,
             checkpoint_minutes=checkpoint_minutes,
             num_workers=workers,
+            dry_run=dry_run,
         )
     except MisconfigurationException as error:
         raise ParameterError(str(error)) from error

@@ -45,7 +45,7 @@ def options(texts: Sequence[str], flag: str) -> dict[str, Any]:
             raise ParameterError(f"{flag} takes NAME=VALUE, such as width=64: got {text!r}.")
         try:
             found[name] = json.loads(value)
-        except json.JSONDecodeError:
+        except ValueError:  # also of a number too long to read
             found[name] = value
     return found
 

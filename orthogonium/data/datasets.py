@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
+from os.path import expanduser  # of pathlib, it raises where there is no such user
 from pathlib import Path
 
 from orthogonium.data.cifar10 import load_cifar10
@@ -39,7 +40,7 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise ParameterError(f"Unknown dataset {name!r}: choose among {', '.join(DATASETS)}.")
-    place = None if root is None else Path(root).expanduser()
+    place = None if root is None else Path(expanduser(root))
     if image_size is None:
         return DATASETS[name](place)
     if name != "image-folder":

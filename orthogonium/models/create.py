@@ -37,8 +37,10 @@ def create_model(
     """
     if pretrained:
         return weights.load(weights.choose(name, image_shape, n_classes, options))
-    if name not in REGISTRY and name in weights.list_pretrained():
-        raise ParameterError(f"{name!r} are trained weights: pass pretrained=True.")
+    if name not in REGISTRY and name in (trained := weights.list_pretrained()):
+        raise ParameterError(
+            f"{name!r} are trained weights of the model {trained[name].model!r}: name that, or pass pretrained=True."
+        )
     entry = find(name)
     check_options(entry, options)
     return entry.build(

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.models.annotations import describe, fits
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -26,6 +27,7 @@ class ModelEntry:
         image_shape: the default one, (channels, height, width).
         n_classes: the default number of classes.
         options: the keywords of `create_model` for this model, with their defaults.
+        types: what they may be.
         build: the function that makes it, of an image shape, a number of classes and options.
     """
 
@@ -35,6 +37,7 @@ class ModelEntry:
     image_shape: tuple[int, int, int]
     n_classes: int
     options: Mapping[str, Any]
+    types: Mapping[str, Any]
     build: Callable[..., nn.Module]
 
 
@@ -73,6 +76,7 @@ def register(
             image_shape,
             n_classes,
             MappingProxyType(options),
+            MappingProxyType({option: hint for option, hint in get_type_hints(build).items() if option in options}),
             make,
         )
         return build
@@ -95,16 +99,6 @@ def check_options(entry: ModelEntry, options: Mapping[str, Any]) -> None:
             f"Model {entry.name!r} has no option {', '.join(unknown)}. Its options: {', '.join(entry.options)}."
         )
     for name, value in options.items():
-        default = entry.options[name]
-        if not _is_like(value, default):
-            raise ParameterError(f"Option {name} of model {entry.name!r} is like {default!r}: got {value!r}.")
-
-
-def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value may take the place of a default that is a whole number, or a sequence of such."""
-    if isinstance(default, tuple):
-        element = default[0] if default else 0
-        return isinstance(value, list | tuple) and all(_is_like(v, element) for v in value)
-    if isinstance(default, int) and not isinstance(default, bool):
-        return isinstance(value, int) and not isinstance(value, bool)
-    return True
+        if not fits(value, entry.types[name]):
+            kind = describe(entry.types[name])
+            raise ParameterError(f"Option {name} of model {entry.name!r} is {kind}: got {value!r}.")

@@ -107,7 +107,7 @@ def choose(
 def load(found: Pretrained) -> nn.Module:
     """The model with its trained weights, in eval mode."""
     model = found.build()
-    state = _read_state(FOLDER / f"{found.name}.safetensors")
+    state = read_state(FOLDER / f"{found.name}.safetensors")
     own = model.state_dict()
     wrong = [f"{k} is missing" for k in own if k not in state]
     wrong += [f"{k} is not part of the model" for k in state if k not in own]
@@ -129,13 +129,19 @@ def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:
         raise ShapeError(f"The model is not {found.model!r} with options {dict(found.options)}: its layers differ.")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found.name}.safetensors"
-    _safetensors().save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, path)
+    write_state(model.state_dict(), path)
     metadata = {k: v for k, v in asdict(found).items() if k != "name"}
     path.with_suffix(".json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return path
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
+def write_state(state: Mapping[str, Tensor], path: Path) -> None:
+    """Write a state dict as safetensors, readable by others as the umask says: the library itself lets none."""
+    path.write_bytes(_safetensors().save({k: v.detach().cpu().contiguous() for k, v in state.items()}))
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The state dict in a safetensors file."""
     library = _safetensors()
     if not path.is_file():
         raise ParameterError(f"The file of the weights is missing: {path}. Install the library anew.")
@@ -150,9 +156,9 @@ class _Library:
 
     def __init__(self) -> None:
         from safetensors import SafetensorError
-        from safetensors.torch import load_file, save_file
+        from safetensors.torch import load_file, save
 
-        self.Error, self.load_file, self.save_file = SafetensorError, load_file, save_file
+        self.Error, self.load_file, self.save = SafetensorError, load_file, save
 
 
 def _safetensors() -> _Library:

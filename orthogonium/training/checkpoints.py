@@ -105,7 +105,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint: it is damaged, or holds other objects than weights and numbers."
+        ) from error
     state = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(

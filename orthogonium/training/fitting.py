@@ -90,7 +90,7 @@ def _find_checkpoint(recipe: Recipe, folder: Path, resume: str | os.PathLike[str
     if resume is None:
         if last.exists():
             raise ParameterError(
-                f"{folder} already holds a training run: continue it with resume='auto', or choose another folder."
+                f"{folder} already holds a training run: continue it with resume='auto', or choose another out_dir=."
             )
         return None
     path = last if resume == "auto" else Path(resume)
@@ -99,7 +99,7 @@ def _find_checkpoint(recipe: Recipe, folder: Path, resume: str | os.PathLike[str
     theirs, ours = read_recipe(read_checkpoint(path), path).to_dict(), recipe.to_dict()
     changed = [key for key in ours if theirs[key] != ours[key] and key != "root"]  # the same data may have moved
     if changed:
-        values = ", ".join(f"{key} ({theirs[key]!r} there, {ours[key]!r} here)" for key in changed)
+        values = ", ".join(f"{key}={ours[key]!r} (there {theirs[key]!r})" for key in changed)
         raise CheckpointError(f"{path} belongs to another recipe: {values}. A run is continued as it began.")
     return path
 
@@ -117,7 +117,7 @@ def _create_strategy(strategy: str | Strategy, recipe: Recipe, processes: int) -
         return strategy
     if recipe.ema is not None:
         raise ParameterError(
-            "An average of weights (ema) needs whole weights: use strategy='ddp', or ema=None with 'fsdp'."
+            f"ema={recipe.ema}, an average of weights, needs whole weights: use strategy='ddp', or ema=None with 'fsdp'."
         )
     return ModelParallelStrategy(
         data_parallel_size=processes, tensor_parallel_size=1, save_distributed_checkpoint=False
@@ -131,7 +131,7 @@ def _whole_steps(data: LightningDataModule, accumulate: int) -> int | None:
     batches = len(data.train_dataloader())
     if batches < accumulate:
         raise ParameterError(
-            f"An epoch has {batches} parts of a batch, fewer than accumulate={accumulate}: use a smaller batch_size."
+            f"An epoch has {batches} parts of a batch, fewer than accumulate={accumulate}: use a smaller batch_size=."
         )
     return batches - batches % accumulate
 
@@ -158,6 +158,7 @@ def fit(
     checkpoint_minutes: float | None = 5.0,
     checkpoint_steps: int | None = None,
     num_workers: int = 0,
+    dry_run: bool = False,
 ) -> TrainingResult:
     """Train by a recipe, into a folder.
 
@@ -187,15 +188,18 @@ def fit(
         checkpoint_minutes: minutes between checkpoints within an epoch.
         checkpoint_steps: optimizer steps between checkpoints within an epoch.
         num_workers: worker processes that read images, for data that is not in memory.
+        dry_run: whether to stop where training would begin: data, network, loss and devices have been tried by then, and
+            nothing was written. The result then has no history.
 
     Returns:
         The checkpoint and the history.
     """
     folder = Path(out_dir)
-    if log_every < 1 or (checkpoint_steps is not None and checkpoint_steps < 1):
-        raise ParameterError(f"log_every and checkpoint_steps are at least 1: got {log_every}, {checkpoint_steps}.")
+    for name, count in (("log_every", log_every), ("checkpoint_steps", checkpoint_steps)):
+        if count is not None and count < 1:
+            raise ParameterError(f"{name}={count} must be at least 1.")
     if checkpoint_minutes is not None and not checkpoint_minutes > 0:
-        raise ParameterError(f"checkpoint_minutes must be positive, or None: got {checkpoint_minutes}.")
+        raise ParameterError(f"checkpoint_minutes={checkpoint_minutes} must be positive.")
     _check_machine(recipe, accelerator)
     start = _find_checkpoint(recipe, folder, resume)
     if start is not None:
@@ -216,7 +220,6 @@ def fit(
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         classifier = LipschitzClassifier(recipe, model, **shape)
-        folder.mkdir(parents=True, exist_ok=True)  # not before data and network are known to exist
         journal = Journal(folder, log_every)
         trainer = Trainer(
             accelerator=accelerator,
@@ -245,6 +248,9 @@ def fit(
             enable_model_summary=False,
             use_distributed_sampler=False,
         )
+        if dry_run:
+            return _result(folder, recipe, [], 0.0)
+        folder.mkdir(parents=True, exist_ok=True)  # not before all else is known to exist
         if trainer.is_global_zero:
             (folder / RECIPE_FILE).write_text(recipe.to_json() + "\n", encoding="utf-8")
         torch.manual_seed(recipe.seed + trainer.global_rank)  # random layers differ between processes

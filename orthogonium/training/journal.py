@@ -111,6 +111,6 @@ class Journal(Callback):
         loss = values.get("train_loss", 0.0)
         if not math.isfinite(loss):
             raise DivergenceError(
-                f"The training loss is {loss} at step {step}. Lower lr, lengthen warmup or set clip_norm; the last "
+                f"The training loss is {loss} at step {step}. Lower lr=, lengthen warmup= or set clip_norm=; the last "
                 "checkpoint is from before."
             )

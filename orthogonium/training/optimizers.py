@@ -35,8 +35,8 @@ def check_optimizer(name: str, options: Mapping[str, Any]) -> None:
     unknown = sorted(options.keys() - set(known))
     if unknown:
         raise ParameterError(
-            f"The optimizer {name!r} has no option {', '.join(unknown)}. Its options are {', '.join(known)}; learning "
-            "rate and weight decay are fields of the recipe."
+            f"The optimizer {name!r} has no option {', '.join(unknown)}. Its options are {', '.join(known)}; the "
+            "learning rate is lr=, the decay weight_decay=."
         )
     try:
         OPTIMIZERS[name][0]([nn.Parameter(torch.zeros(1))], **{**OPTIMIZERS[name][1], **options})

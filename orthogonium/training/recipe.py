@@ -7,9 +7,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from orthogonium.errors import ParameterError
+from orthogonium.models.annotations import describe, fits
 from orthogonium.training.objectives import create_loss
 from orthogonium.training.optimizers import check_optimizer
 from orthogonium.training.schedules import check_schedule
@@ -26,13 +27,18 @@ def _as_json(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise ParameterError(f"{name} are names with numbers, strings and lists, as JSON has them: {error}.") from error
 
 
+def _check_types(recipe: Recipe) -> None:
+    for name, hint in get_type_hints(Recipe).items():
+        value = getattr(recipe, name)
+        if not fits(value, hint):
+            raise ParameterError(f"{name}={value!r} must be {describe(hint)}.")
+
+
 def _check_counts(recipe: Recipe) -> None:
     for name in ("epochs", "batch_size", "accumulate", "patience", "validate_every"):
         value = getattr(recipe, name)
-        if value is None and name in ("epochs", "patience"):
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ParameterError(f"{name} counts something, so it is an integer of at least 1: got {value!r}.")
+        if value is not None and value < 1:
+            raise ParameterError(f"{name}={value} must be at least 1.")
     if recipe.batch_size % recipe.accumulate:
         raise ParameterError(
             f"batch_size={recipe.batch_size}, the samples of one optimizer step, cannot be split into "
@@ -43,26 +49,34 @@ def _check_counts(recipe: Recipe) -> None:
 def _check_ranges(recipe: Recipe) -> None:
     for name, value in (("lr", recipe.lr), ("max_minutes", recipe.max_minutes), ("clip_norm", recipe.clip_norm)):
         if value is not None and not 0 < value < math.inf:
-            raise ParameterError(f"{name} must be positive and finite: got {value}.")
+            raise ParameterError(f"{name}={value} must be positive and finite.")
     if not 0 <= recipe.weight_decay < math.inf:
-        raise ParameterError(f"weight_decay must be finite and at least 0: got {recipe.weight_decay}.")
+        raise ParameterError(f"weight_decay={recipe.weight_decay} must be finite and at least 0.")
     if recipe.ema is not None and not 0 < recipe.ema < 1:
-        raise ParameterError(f"ema is the weight of the past in the average of weights, in (0, 1): got {recipe.ema}.")
+        raise ParameterError(f"ema={recipe.ema}, the weight of the past in the average of weights, must be in (0, 1).")
     if not 0 <= recipe.validation < 1:
         raise ParameterError(
-            f"validation is the share of the training data held out, in [0, 1): got {recipe.validation}."
+            f"validation={recipe.validation}, the share of the training data held out, must be in [0, 1)."
         )
     if not recipe.radii or any(not 0 < r < math.inf for r in recipe.radii):
-        raise ParameterError(f"radii are l2 radii above 0 to report certificates at, one or more: got {recipe.radii}.")
+        raise ParameterError(f"radii={list(recipe.radii)} must be one or more finite l2 radii above 0.")
+    if not 0 <= recipe.seed < 2**63:
+        raise ParameterError(f"seed={recipe.seed} must be at least 0 and below 2⁶³.")
     if recipe.epochs is None and recipe.max_minutes is None:
-        raise ParameterError("Training needs an end: give epochs, max_minutes, or both.")
+        raise ParameterError("Training needs an end: give epochs=, max_minutes=, or both.")
+    if recipe.patience is not None and recipe.validation == 0:
+        raise ParameterError(
+            f"patience={recipe.patience} with validation=0 would choose weights on the test data: hold out a share, such "
+            "as validation=0.1."
+        )
 
 
-def _check_choices(recipe: Recipe) -> None:
-    if recipe.precision not in PRECISIONS:
-        raise ParameterError(f"Unknown precision {recipe.precision!r}: choose one of {', '.join(PRECISIONS)}.")
-    if recipe.monitor not in ("certified", "accuracy"):
-        raise ParameterError(f"monitor is 'certified' or 'accuracy': got {recipe.monitor!r}.")
+def _check_model_options(recipe: Recipe) -> None:
+    given = sorted({"name", "image_shape", "n_classes"} & recipe.model_options.keys())
+    if given:
+        raise ParameterError(
+            f"{', '.join(given)} is no option of a model: its name is model=, shape and classes are those of the data."
+        )
 
 
 @dataclass(frozen=True)
@@ -138,20 +152,16 @@ class Recipe:
     radii: tuple[float, ...] = (36 / 255, 72 / 255, 108 / 255, 1.0)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name in ("model_options", "loss_options", "optimizer_options"):
             object.__setattr__(self, name, _as_json(name, getattr(self, name)))
         object.__setattr__(self, "radii", tuple(self.radii))
         _check_counts(self)
         _check_ranges(self)
-        _check_choices(self)
+        _check_model_options(self)
         check_schedule(self.schedule, self.warmup)
         check_optimizer(self.optimizer, self.optimizer_options)
         create_loss(self.loss, self.loss_options, n_classes=self.loss_options.get("n_classes", 2))
-        if self.patience is not None and self.validation == 0:
-            raise ParameterError(
-                "Early stopping (patience) with validation=0 would choose weights on the test data: hold out a share, "
-                "such as validation=0.1."
-            )
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with some fields changed; unknown ones are refused."""
@@ -179,7 +189,7 @@ class Recipe:
         """The recipe that `to_json` wrote."""
         try:
             fields = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # also of a number too long to read
             raise ParameterError(f"A recipe is a JSON object: {error}.") from error
         if not isinstance(fields, dict):
             raise ParameterError(f"A recipe is a JSON object: got {type(fields).__name__}.")

@@ -41,9 +41,9 @@ def check_schedule(name: str, warmup: float) -> None:
     if name not in SCHEDULES:
         raise ParameterError(f"Unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}.")
     if not 0 <= warmup < 1:
-        raise ParameterError(f"warmup is the fraction of training spent warming up, in [0, 1): got {warmup}.")
+        raise ParameterError(f"warmup={warmup}, the fraction of training spent warming up, must be in [0, 1).")
     if name == "one-cycle" and warmup == 0:
-        raise ParameterError("A one-cycle schedule is half warm-up: give it a warmup above 0, such as 0.3.")
+        raise ParameterError("A one-cycle schedule is half warm-up: give it a share, such as warmup=0.3.")
 
 
 def schedule_factor(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orthogonium.cli import app
+
 ROOT = Path(__file__).parents[2]
 SMALL = ["-O", "widths=[8]", "-O", "depth=1", "-O", "hidden=[]", "--lr", "0.01", "--eps", "0.05,0.25", "--quiet"]
 
@@ -24,6 +26,14 @@ def orthogonium(*arguments, code=0):
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def call(capsys, *arguments):
+    """Run the command in this process: exit code, standard output and standard error."""
+    capsys.readouterr()
+    code = app.run(list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    return code, out, err
 
 
 @pytest.fixture(scope="session")

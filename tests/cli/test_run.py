@@ -7,65 +7,16 @@ import torch
 from safetensors.torch import load_file
 
 from orthogonium.cli import app, training
+from orthogonium.cli.exporting import SUFFIX, Format
 from orthogonium.cli.recipes import compose
 from orthogonium.cli.values import options, radii
+from orthogonium.cli.wording import RENAMED
 from orthogonium.errors import ParameterError
 from orthogonium.layers import freeze
 from orthogonium.methods.table import METHODS
-from orthogonium.models import list_models
+from orthogonium.models import describe_model, describe_pretrained, list_models
 from orthogonium.training import PRESETS, Recipe, load_checkpoint
-
-
-def call(capsys, *arguments):
-    """Exit code, standard output and standard error."""
-    capsys.readouterr()
-    code = app.run(list(map(str, arguments)))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nosuch"], "No such command"),
-        (["certify"], "CHECKPOINT"),
-        (["certify", "{run}", "--nosuch"], "--nosuch"),
-        (["certify", "{run}", "--eps", "-1"], "radius"),
-        (["certify", "{run}", "--eps", "1/0"], "radius"),
-        (["certify", "{run}", "--limit", "0"], "--limit"),
-        (["certify", "{run}", "--data", "nosuch"], "nosuch"),
-        (["certify", "{run}", "--data", "cifar10"], "cifar10"),
-        (["certify", "{run}", "--data", "cifar10", "--root", "/nowhere"], "/nowhere"),
-        (["certify", "{file}"], "not a checkpoint"),
-        (["certify", "{empty}"], "last.ckpt"),
-        (["audit", "aocnet_tiny"], "architecture"),
-        (["attack", "{run}", "--method", "nosuch"], "nosuch"),
-        (["export", "{run}", "--format", "nosuch"], "nosuch"),
-        (["models", "nosuch"], "nosuch"),
-        (["train", "--preset", "nosuch"], "preset"),
-        (["train", "--preset", "digits", "--recipe", "{file}"], "exclude"),
-        (["train", "--recipe", "/nowhere.json"], "/nowhere.json"),
-        (["train", "--recipe", "{file}"], "JSON"),
-        (["train", "--model", "nosuch", "--out", "{empty}"], "nosuch"),
-        (["train", "--data", "nosuch", "--out", "{empty}"], "nosuch"),
-        (["train", "--loss", "nosuch"], "nosuch"),
-        (["train", "--epochs", "-1"], "epochs"),
-        (["train", "--early-stop", "2"], "validation"),
-        (["train", "-O", "widths"], "NAME=VALUE"),
-        (["train", "-O", "nosuch=1", "--out", "{empty}"], "nosuch"),
-        (["train", "--strategy", "nosuch", "--out", "{empty}"], "--strategy"),
-        (["train", "--accelerator", "nosuch", "--out", "{empty}"], "--accelerator"),
-        (["train", "--out", "{run}"], "--resume"),
-        (["train", "--out", "{run}", "--resume", "--seed", "7"], "another recipe"),
-    ],
-)
-def test_mistakes_get_one_line_and_exit_code_2(arguments, words, trained, tmp_path, capsys):
-    (tmp_path / "file").write_text("not a checkpoint")
-    (tmp_path / "empty").mkdir()
-    places = {"run": trained[0], "file": tmp_path / "file", "empty": tmp_path / "empty"}
-    code, out, err = call(capsys, *(a.format(**places) for a in arguments))
-    assert code == 2 and out == ""
-    assert err.count("\n") == 1 and err.startswith("orthogonium: ") and words in err
+from tests.cli.conftest import call
 
 
 def test_without_arguments_the_help_is_shown(capsys):
@@ -85,9 +36,11 @@ def test_audit(trained, tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter, about itself
 @pytest.mark.parametrize("format", ["torch-export", "safetensors", "state-dict"])
 def test_export(trained, tmp_path, capsys, format):
-    path = tmp_path / "file"
-    code, out, _ = call(capsys, "export", trained[0], "--format", format, "--out", path, "--json")
-    assert code == 0 and json.loads(out)["deviation"] <= 1e-6
+    path = tmp_path / f"file{SUFFIX[Format(format)]}"
+    code, out, err = call(capsys, "export", trained[0], "--format", format, "--out", path, "--json")
+    assert code == 0 and json.loads(out)["deviation"] <= 1e-6 and err == ""
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # of the umask
     model = load_checkpoint(trained[0] / "last.ckpt").model
     x = torch.rand(3, 1, 8, 8)
     if format == "torch-export":
@@ -107,9 +60,25 @@ def test_lists(capsys):
     _, out, _ = call(capsys, "models", "aocnet_tiny")
     assert "widths" in out and "(32, 64, 128)" in out
     _, out, _ = call(capsys, "methods", "--json")
-    assert [entry["name"] for entry in json.loads(out)] == list(METHODS)
+    listed = json.loads(out)["methods"]
+    assert [entry["name"] for entry in listed] == list(METHODS)
     _, out, _ = call(capsys, "methods")
-    assert all(name in out for name in METHODS)
+    words = " ".join(out.split())
+    for entry in listed:  # the table wraps what is long
+        shown = (entry[key].split()[0] for key in ("name", "padding", "cost", "paper"))
+        assert all(word in words for word in shown)
+
+
+def test_pretrained_weights_are_described_by_name(capsys):
+    weights = describe_pretrained("aocnet_tiny_digits")
+    code, out, _ = call(capsys, "models", "aocnet_tiny_digits")
+    assert code == 0 and describe_model("aocnet_tiny").summary in out
+    assert "(256, 256)" in out and "aocnet_tiny_cifar10" not in out  # their own options
+    assert all(f"{100 * share:.1f}%" in out for share in (weights.accuracy, *weights.certified_accuracy.values()))
+    _, out, _ = call(capsys, "models", "aocnet_tiny_digits", "--json")
+    printed = json.loads(out)
+    assert [entry["name"] for entry in printed["models"]] == ["aocnet_tiny"]
+    assert [entry["name"] for entry in printed["pretrained"]] == ["aocnet_tiny_digits"]
 
 
 def test_a_broken_certificate_is_exit_code_1(trained, capsys, monkeypatch):
@@ -174,10 +143,8 @@ def test_every_field_of_a_recipe_has_an_option():
     import inspect
     from dataclasses import fields
 
-    renamed = {"max_minutes": "minutes", "patience": "early_stop", "radii": "eps"}
-    renamed |= {f"{name}_options": f"{name}_option" for name in ("model", "loss", "optimizer")}
     taken = set(inspect.signature(training.train).parameters)
-    assert {renamed.get(f.name, f.name) for f in fields(Recipe)} <= taken
+    assert {RENAMED.get(f.name, f.name) for f in fields(Recipe)} <= taken
 
 
 def test_values():
@@ -186,27 +153,3 @@ def test_values():
     for wrong in ("", "inf", "nan", "a/b"):
         with pytest.raises(ParameterError, match="radius"):
             radii([wrong])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--preset", "digits", "--attacked", "0"], "attacked"),
-        (["--preset", "digits", "--seed", str(10**30)], "seed"),
-        (["--preset", "digits", "--loss-option", "offset=abc"], "wrong type"),
-        (["--preset", "digits", "-O", "depth=abc"], "depth"),
-        (["--preset", "digits", "-O", "widths=abc"], "widths"),
-        (["--resume"], "no run"),
-    ],
-)
-def test_wrong_values_are_told_before_training(capsys, tmp_path, arguments, message):
-    code, out, error = call(capsys, "train", *arguments, "--out", str(tmp_path / "new"))
-    assert code == 2 and out == ""
-    assert message in error and len(error.splitlines()) == 1
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_recipe_that_is_no_text(capsys, tmp_path):
-    (tmp_path / "recipe.json").write_bytes(b"\xff\xfe\x00")
-    code, _, error = call(capsys, "train", "--recipe", str(tmp_path / "recipe.json"), "--out", str(tmp_path / "new"))
-    assert code == 2 and "not a recipe" in error

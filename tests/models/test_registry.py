@@ -39,6 +39,14 @@ def test_family_members_have_their_own_defaults():
         ({"pool": "sum"}, "no pool 'sum'"),
         ({"head": "softmax"}, "no head 'softmax'. Known: global, classwise"),
         ({"padding_mode": "reflect"}, "circular"),
+        ({"widths": "abc"}, "widths of model 'aocnet_tiny' is a list of whole numbers: got 'abc'"),
+        ({"widths": (8.0,)}, "list of whole numbers"),
+        ({"depth": True}, "whole number"),
+        ({"act": 3}, "a text, or a class"),
+        ({"norm": [1]}, "a class.*, or null"),
+        ({"pool": []}, "is a text"),
+        ({"stride_kernel": "x"}, "a whole number, or null"),
+        ({"mean": "x"}, "a number, a list of numbers, or null"),
         ({"widths": (7,)}, "multiple of 2 channels, got 7"),
         ({"widths": ()}, "needs a stage"),
         ({"patch": 3}, "must divide the image 8×8"),
@@ -54,6 +62,10 @@ def test_wrong_options(options, match):
 
 
 def test_wrong_options_of_the_families():
+    with pytest.raises(ParameterError, match="a list of lists of 2 whole numbers"):
+        create_model("staged_cnn", dim_repeats=[[64, 2, 1]])
+    with pytest.raises(ParameterError, match="true or false, or a class"):
+        create_model("patch_based_expanded_cnn", skip=3)
     with pytest.raises(ParameterError, match="a depth for each width"):
         create_model("lip_resnet_tiny", widths=(8, 8))
     with pytest.raises(ParameterError, match="no skip 'add'"):

@@ -222,6 +222,17 @@ def test_other_data(tmp_path):
     assert trained.image_shape == (3, 4, 4) and trained.n_classes == 3
 
 
+def test_a_dry_run_tries_everything_and_writes_nothing(tmp_path):
+    folder = tmp_path / "run"
+    result = train(folder, SHORT, dry_run=True)
+    assert result.history == [] and result.steps == 0
+    wrong = [{"model": "nosuch"}, {"augment": "nosuch"}, {"data": "nosuch"}, {"loss_options": {"n_classes": 3}}]
+    for change in wrong:
+        with pytest.raises(ParameterError):
+            train(folder, SHORT.replace(**change), dry_run=True)
+    assert not folder.exists()
+
+
 def test_arguments_are_checked(tmp_path):
     for wrong in ({"log_every": 0}, {"checkpoint_steps": 0}, {"checkpoint_minutes": 0.0}):
         with pytest.raises(ParameterError, match=next(iter(wrong))):

@@ -8,25 +8,29 @@ from orthogonium.models import describe_model, list_models
 from orthogonium.training import PRESETS, Recipe
 
 WRONG = {
+    "model": [3],
+    "root": [3],
+    "seed": [-1, 2**63, 0.5],
+    "decay_biases": ["no"],
     "epochs": [0, 2.5, True],
     "batch_size": [0, -1],
     "accumulate": [0, 3],  # 3 does not divide 128
     "patience": [0, 5],  # without held-out data
     "validate_every": [0],
-    "lr": [0.0, -1.0, float("nan")],
+    "lr": ["fast", 0.0, -1.0, float("nan")],
     "max_minutes": [0.0, float("inf")],
     "clip_norm": [0.0],
     "weight_decay": [-0.1],
     "ema": [0.0, 1.0],
     "validation": [-0.1, 1.0],
-    "radii": [(), (0.0,), (-1.0, 0.5)],
+    "radii": [0.5, ("x",), (), (0.0,), (-1.0, 0.5)],
     "precision": ["fp8"],
     "monitor": ["loss"],
     "schedule": ["exponential"],
     "warmup": [-0.1, 1.0],
     "optimizer": ["lion"],
     "optimizer_options": [{"lr": 1.0}, {"fused": True}, {"betas": 3}, {"momentum": 0.9}],
-    "model_options": [{"conv": object()}, 3],
+    "model_options": [{"conv": object()}, 3, {"image_shape": [1, 8, 8]}],
     "loss": ["mse"],
     "loss_options": [{"offst": 1.0}, {"temperature": -1.0}, {"reduction": "sum"}],
 }
@@ -39,7 +43,7 @@ def test_wrong_values_are_refused(name, value):
 
 
 def test_training_needs_an_end():
-    with pytest.raises(ParameterError, match="epochs, max_minutes"):
+    with pytest.raises(ParameterError, match="epochs=, max_minutes="):
         Recipe(epochs=None)
 
 

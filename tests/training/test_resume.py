@@ -134,7 +134,7 @@ def test_a_folder_with_a_run_is_not_overwritten(whole):
 
 
 def test_another_recipe_is_refused(whole, tmp_path):
-    with pytest.raises(CheckpointError, match=r"lr \(0.01 there, 0.5 here\)"):
+    with pytest.raises(CheckpointError, match=r"lr=0.5 \(there 0.01\)"):
         train(whole, RECIPE.replace(lr=0.5), resume="auto")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         train(tmp_path, resume=tmp_path / "absent.ckpt")

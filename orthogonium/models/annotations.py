@@ -1,0 +1,61 @@
+"""Whether a value is what an annotation says: for values that come as JSON or from a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+# type → one of it, several of it
+_WORDS = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a text", "texts"),
+    bool: ("true or false", "true or false"),
+    NoneType: ("null", "null"),
+}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type: as JSON has it, a list is a tuple, and true is no number.
+
+    >>> from orthogonium.models.annotations import fits
+    >>> fits([3, 4], tuple[int, ...]), fits([3, 4.5], tuple[int, ...]), fits(3, float | None), fits(True, int)
+    (True, False, True, False)
+    """
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if kind is Literal:
+        return value in parts
+    if kind is tuple and ... not in parts:
+        pairs = zip(value, parts, strict=False) if isinstance(value, list | tuple) else ()
+        return isinstance(value, list | tuple) and len(value) == len(parts) and all(fits(*pair) for pair in pairs)
+    if kind in (tuple, Sequence):
+        return isinstance(value, list | tuple) and all(fits(element, parts[0]) for element in value)
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    return isinstance(value, kind or hint)
+
+
+def describe(hint: Any, *, several: bool = False) -> str:
+    """An annotated type in words.
+
+    >>> from orthogonium.models.annotations import describe
+    >>> describe(tuple[int, ...] | None)
+    'a list of whole numbers, or null'
+    """
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        *most, last = (describe(part, several=several) for part in parts)
+        return f"{', '.join(most)}, or {last}"
+    if kind is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if kind in (tuple, Sequence):
+        count = f"{len(parts)} " if kind is tuple and ... not in parts else ""
+        return f"{'lists' if several else 'a list'} of {count}{describe(parts[0], several=True)}"
+    if kind is Callable:
+        return "a class (in Python)"
+    if kind is Mapping:
+        return "names with values"
+    return _WORDS[hint][several]
