@@ -46,8 +46,9 @@ def certify(
 ) -> None:
     """Prove how far each input may be moved without changing its class.
 
-    The Lipschitz constant of the network is measured anew, layer by layer. The radius of an input is its margin over that
-    constant, rounding deducted: no attack of smaller l2 norm can succeed.
+    The Lipschitz constant of the network is measured anew, layer by layer.
+    The radius of an input is its margin over that constant, rounding deducted:
+    no attack of smaller l2 norm can succeed.
 
     Example: [bold]orthogonium certify runs/digits --eps 0.25,0.5 --save radii.csv[/bold]
     """

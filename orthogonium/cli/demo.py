@@ -19,7 +19,8 @@ def demo(
 ) -> int:
     """From nothing to a certified network in about a minute: train on digits, certify, attack, report.
 
-    Nothing is downloaded: the digits come with scikit-learn. The run in the folder is replaced if it is an earlier demo.
+    Nothing is downloaded: the digits come with scikit-learn.
+    The run in the folder is replaced if it is an earlier demo.
     Exit code 1 if a certificate is broken, which would be a bug.
     """
     import time

@@ -56,7 +56,8 @@ def export(
 ) -> int:
     """Write the network as plain layers: weights built once, no constraint left to compute.
 
-    The file is read back and compared with the network on random images. Exit code 1 if a logit differs by more than 1e-4.
+    The file is read back and compared with the network on random images.
+    Exit code 1 if a logit differs by more than 1e-4.
 
     Example: [bold]orthogonium export runs/digits --format onnx --out digits.onnx[/bold]
     """

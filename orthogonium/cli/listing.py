@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="Show one model with its options, or pretrained weights.", metavar="[NAME]")
+        str | None, typer.Argument(help="Show one model with its options, or pretrained weights.", metavar="NAME")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -70,7 +70,7 @@ def train(
 
     [bold]orthogonium train --preset cifar10-cpu-30min --root data/cifar-10-batches-bin[/bold]
 
-    [bold]orthogonium train --data digits --model aocnet_tiny -O widths=\[16,32] --loss hkr --epochs 20[/bold]
+    [bold]orthogonium train --data digits --model aocnet_tiny -O widths=\[16,32] --loss cosine --epochs 20[/bold]
 
     [bold]orthogonium train --out runs/digits --resume[/bold]
     """

@@ -1,6 +1,8 @@
 """The same commands in this process, where many cases are cheap."""
 
 import json
+import re
+import shlex
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from orthogonium.layers import freeze
 from orthogonium.methods.table import METHODS
 from orthogonium.models import describe_model, describe_pretrained, list_models
 from orthogonium.training import PRESETS, Recipe, load_checkpoint
-from tests.cli.conftest import call
+from tests.cli.conftest import ROOT, call
 
 
 def test_without_arguments_the_help_is_shown(capsys):
@@ -127,6 +129,17 @@ def test_options_override_the_preset(capsys):
     assert recipe.model_options == {**preset.model_options, "method": "soc", "widths": [4]}
     assert recipe.loss_options == {**preset.loss_options, "offset": 2.0} and recipe.radii == (0.25,)
     assert (recipe.epochs, recipe.augment, recipe.seed) == (preset.epochs, preset.augment, preset.seed)
+
+
+@pytest.mark.parametrize("source", [training.train.__doc__, (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")])
+def test_examples_of_training_work(source, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"orthogonium (train [^\n`]*?)(?=\[/bold\]|\n)", source.replace("\\[", "["))
+    examples = [example for example in examples if "--root" not in example and "--resume" not in example]
+    assert len(examples) == 2
+    for example in examples:
+        code, out, err = call(capsys, *shlex.split(example), "--dry-run")
+        assert code == 0 and err == "" and Recipe.from_json(out).epochs is not None
 
 
 def test_options_of_another_loss_are_forgotten():
