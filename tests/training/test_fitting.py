@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from orthogonium.data import ImageData, ImageDataModule, Images, load_dataset
-from orthogonium.errors import ParameterError
+from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers import BatchCentering, MaxMin, OrthoLinear, UnitNormLinear
 from orthogonium.models.input_normalization import InputNormalization
 from orthogonium.training import DivergenceError, LipschitzClassifier, Recipe, fit, load_checkpoint
@@ -224,12 +224,13 @@ def test_other_data(tmp_path):
 
 def test_a_dry_run_tries_everything_and_writes_nothing(tmp_path):
     folder = tmp_path / "run"
-    result = train(folder, SHORT, dry_run=True)
+    result = fit(SHORT, folder, dry_run=True)
     assert result.history == [] and result.steps == 0
-    wrong = [{"model": "nosuch"}, {"augment": "nosuch"}, {"data": "nosuch"}, {"loss_options": {"n_classes": 3}}]
-    for change in wrong:
-        with pytest.raises(ParameterError):
-            train(folder, SHORT.replace(**change), dry_run=True)
+    for field in ("model", "data", "augment"):
+        with pytest.raises(ParameterError, match="'nosuch'"):
+            fit(SHORT.replace(**{field: "nosuch"}), folder, dry_run=True)
+    with pytest.raises(ShapeError, match=r"\(n, 3\)"):
+        fit(SHORT.replace(loss_options={"n_classes": 3}), folder, dry_run=True)
     assert not folder.exists()
 
 
