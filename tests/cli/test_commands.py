@@ -111,6 +111,7 @@ def test_interrupted_training_says_how_to_continue_and_continues(tmp_path):
     [
         (["certify", "/nowhere/last.ckpt"], "neither a file"),
         (["train", "--lr", "abc"], "--lr"),
+        (["train", "--method", "nosuch", "--dry-run"], "no method 'nosuch'"),
     ],
 )
 def test_a_mistake_gets_one_line(arguments, words):
