@@ -36,6 +36,9 @@ from orthogonium.methods.factors import (
     project_pair,
     project_pair_adjoint,
 )
+from orthogonium.methods.pairs import compose_pairs
+
+_FEW = 128  # channels: Note [Few channels] of `pairs.py`
 
 # ── the orthogonal matrix ──
 
@@ -251,7 +254,11 @@ def compose(
     counts = tuple(k - 1 for k in sizes)
     if start is not None and not any(counts):
         return start
-    return _Compose.apply(bases, start, counts, bases.shape[-1] if columns is None else columns)[0]
+    channels = bases.shape[-1]
+    columns = channels if columns is None else columns
+    if start is None and channels <= _FEW and not any(n % 2 for n in counts):
+        return compose_pairs(bases, counts, columns)
+    return _Compose.apply(bases, start, counts, columns)[0]
 
 
 def compose_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tensor]:

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from orthogonium.legacy.block_ortho_conv import bcop_kernel
-from orthogonium.methods.bcop import compose
+from orthogonium.linalg import span_basis
+from orthogonium.methods import bcop
+from orthogonium.methods.bcop import compose, count_bases
 
 
 def bases(count, c):
@@ -59,3 +61,16 @@ def test_factors_of_any_projectors_at_every_frequency():
         factors = [projector(p) + (eye - projector(p)) * z for p, z in ((p1, u), (p2, u), (q1, v), (q2, v))]
         expected = torch.linalg.multi_dot([f.to(symbol.dtype) for f in (*factors, rotation(r1, r2))])
         torch.testing.assert_close(symbol, expected)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 3), (5, 3), (3, 1, 7)], ids=str)
+@pytest.mark.parametrize("c,columns", [(2, 2), (6, 6), (5, 3), (7, 1)])
+def test_few_and_many_channels_build_the_same_kernel(sizes, c, columns, monkeypatch):
+    """All pairs at once, or axis by axis with thin products; the gradient is that of the spans."""
+    raw = torch.randn(3, count_bases(sizes, rotate=True), c // 2, c, dtype=torch.float64, requires_grad=True)
+    results = []
+    for few in (c, c - 1):
+        monkeypatch.setattr(bcop, "_FEW", few)
+        kernel = compose(span_basis(raw), sizes, columns=columns)
+        results.append((kernel, *torch.autograd.grad(kernel.sin().sum(), raw)))
+    torch.testing.assert_close(*results)
