@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from orthogonium.methods.constraint import Constraint
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,20 @@ class Constrained(nn.Module):
     def guarantee(self) -> Guarantee:
         """The property this layer keeps whatever its parameters are."""
         raise NotImplementedError
+
+    def weight_source(self) -> tuple[Constraint, tuple[Tensor, ...]] | None:
+        """The constraint and the raw parameters that the weight is built of, if by nothing else.
+
+        `constraint(*raw)` is `weight`, for half the cost of the property where the constraint only looks at its cache.
+        There is no such pair after `remove_parametrizations`, beside a second parametrization, or in `parametrize.cached()`.
+        """
+        chains = self._modules.get("parametrizations")
+        if chains is None or parametrize._cache_enabled:
+            return None
+        chain: Any = chains._modules.get("weight")
+        if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
+            return None
+        return chain._modules["0"], tuple(chain._parameters.values())
 
     def reset_parameters(self) -> None:
         """Draw new raw parameters, zero the bias: what `to_empty` and initializers of models call."""

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
+from orthogonium.methods.constraint import Constraint
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -92,10 +92,16 @@ class ConstrainedConv(ConstrainedConvNd):
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""
         g, border = self.geometry, self.border
-        if self._separates(input):
-            return self._convolve_in_turn(input)
+        source = self.weight_source()
+        if source is None:
+            weight = self.weight
+        else:
+            constraint, raw = source
+            if self.training and torch.is_grad_enabled() and self._separates(constraint, input):
+                return self._convolve_in_turn(input, constraint.factors(*raw))
+            weight = constraint(*raw)
         if border.mode == "zeros" and (not border.same or set(g.stride) == {1}):
-            return super().forward(input)
+            return self._conv_forward(input, weight, self.bias)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
         if not border.same and any(n + 2 * p < x for n, p, x in zip(sizes, border.left, g.extent, strict=True)):
@@ -106,19 +112,16 @@ class ConstrainedConv(ConstrainedConvNd):
         tiled = [tiled_size(n, s) for n, s in zip(sizes, g.stride, strict=True)]
         x = zero_extend(input, [0] * g.dims, [t - n for t, n in zip(tiled, sizes, strict=True)])
         pad = wrap if border.mode == "circular" else zero_extend
-        y = _CONV[g.dims](pad(x, border.left, border.right), self.weight, self.bias, g.stride, 0, g.dilation, g.groups)
+        y = _CONV[g.dims](pad(x, border.left, border.right), weight, self.bias, g.stride, 0, g.dilation, g.groups)
         if border.same:
             return y
         # Integer padding has the outputs of torch, of which there may be one less.
         outputs = [(n + 2 * p - x) // s + 1 for n, p, x, s in zip(sizes, border.left, g.extent, g.stride, strict=True)]
         return zero_extend(y, [0] * g.dims, [m - n for m, n in zip(outputs, y.shape[-g.dims :], strict=True)])
 
-    def _separates(self, input: Tensor) -> bool:
-        """Whether the weight would be built for this call alone, and its factors do the same for less."""
-        if not (self.training and torch.is_grad_enabled() and parametrize.is_parametrized(self, "weight")):
-            return False
-        chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
-        if len(chain) > 1 or not chain[0].separates(input.numel() // self.in_channels):
+    def _separates(self, constraint: Constraint, input: Tensor) -> bool:
+        """Whether the factors of the weight do the same as the weight, built for this call alone, for less."""
+        if not constraint.separates(input.numel() // self.in_channels):
             return False
         # What is no image, or too small, is refused by the convolution with the weight.
         axes = zip(input.shape[-self.dims :], self.border.left, self.border.right, self.geometry.extent, strict=False)
@@ -127,11 +130,9 @@ class ConstrainedConv(ConstrainedConvNd):
             fits and input.dim() in (self.dims + 1, self.dims + 2) and input.shape[-self.dims - 1] == self.in_channels
         )
 
-    def _convolve_in_turn(self, x: Tensor) -> Tensor:
+    def _convolve_in_turn(self, x: Tensor, factors: Sequence[Tensor]) -> Tensor:
         """Convolve with the factors of the weight, each with the border of its own axes; all strides are 1."""
         g, border = self.geometry, self.border
-        chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
-        factors = chain[0].factors(*(getattr(chain, f"original{i}") for i in range(chain.ntensors)))
         for i, kernel in enumerate(factors):
             last = i == len(factors) - 1
             own = [k > 1 or (last and n == 1) for k, n in zip(kernel.shape[2:], g.kernel_size, strict=True)]

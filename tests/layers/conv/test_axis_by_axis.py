@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.errors import ShapeError
@@ -113,3 +115,24 @@ def test_what_is_no_image_is_refused_as_ever():
     for shape in [(1, 7, 4, 4), (8,), (1, 8, 0, 4), (1, 8, 2, 4), (1, 1, 8, 4, 4)]:
         with pytest.raises(ShapeError):
             layer(torch.zeros(shape))
+
+
+def test_other_parametrizations_have_their_say():
+    """A second one, a foreign one, and the cache of torch: the layer applies `layer.weight`."""
+
+    class Half(nn.Module):
+        def forward(self, weight):
+            return weight / 2
+
+    x = torch.randn(1, 8, 4, 4)
+    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
+    expected = layer(x)
+    parametrize.register_parametrization(layer, "weight", Half())
+    torch.testing.assert_close(layer(x), expected / 2)
+    parametrize.remove_parametrizations(layer, "weight")
+    parametrize.register_parametrization(layer, "weight", Half())
+    torch.testing.assert_close(layer(x), expected / 4)
+    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
+    with parametrize.cached():
+        layer(x)
+        assert flops(lambda: layer(x)) == flops(lambda: nn.Conv2d(8, 8, 3, padding=1)(x))
