@@ -8,8 +8,8 @@ rotation otherwise.
 Note [Axis by axis]
 At stride 1 the kernel is a product of one kernel for each axis, and convolving with them in turn gives the same result as
 convolving with their product. For a square 3×3 kernel that is 12 c² flops for each pixel instead of 18 c², and the
-product need not be built, which saves 36 of 91 c³ flops of a step. The results in between take memory, though, as much as
-the images: they are worth it while there are not many more pixels than channels.
+product need not be built, which saves 36 of 91 c³ flops of a training step. The results in between take memory, though, as
+much as the images: they are worth it while there are not many more pixels than channels.
 """
 
 from __future__ import annotations
@@ -71,10 +71,12 @@ class OrthogonalKernel(Constraint):
 
     def separates(self, pixels: int) -> bool:
         """Whether convolving a batch of so many pixels axis by axis is cheaper; Note [Axis by axis]."""
+        if set(self.geometry.stride) != {1}:
+            return False
         sizes = [k for k in self.geometry.kernel_size if k > 1]
         apart = sum(sizes[:-1]) * self.channels + sum(sizes[-1:]) * self.columns
         together = math.prod(sizes) * self.columns
-        return not self.has_rko and len(sizes) > 1 and apart < together and pixels <= _PIXELS * self.channels
+        return len(sizes) > 1 and apart < together and pixels <= _PIXELS * self.channels
 
     def build_factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """Kernels to apply one after the other, each along one axis: their product is that of `build`."""

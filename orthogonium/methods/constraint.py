@@ -26,6 +26,8 @@ from torch.nn.utils import parametrize
 from orthogonium.errors import ConstraintError
 from orthogonium.linalg.precision import full_precision, has_values
 
+Build = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -44,17 +46,17 @@ def _standard(weight: Tensor) -> Tensor:
 
 
 class _Built:
-    """A weight and the raw parameters it was built from."""
+    """Tensors and the raw parameters they were built from."""
 
-    def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
-        # Outside inference mode, so that the version counter of the weight exists.
+    def __init__(self, raw: tuple[Tensor, ...], build: Build) -> None:
+        # Outside inference mode, so that the version counters of the tensors exist.
         with torch.inference_mode(False), torch.no_grad():
             self.raw = tuple(p.detach().clone() for p in raw)
-            self.weight = build(self.raw)
-        self.version = self.weight._version
+            self.tensors = build(self.raw)
+        self.versions = [t._version for t in self.tensors]
 
     def is_current(self, raw: tuple[Tensor, ...]) -> bool:
-        return self.weight._version == self.version and all(
+        return [t._version for t in self.tensors] == self.versions and all(
             p.shape == q.shape and p.dtype == q.dtype and p.device == q.device and _same_values(p, q)
             for p, q in zip(raw, self.raw, strict=True)
         )
@@ -65,7 +67,7 @@ class Constraint(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._built: _Built | None = None
+        self._built: dict[str, _Built] = {}
         self._initial: Tensor | tuple[Tensor, ...] | None = None
 
     def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
@@ -85,16 +87,28 @@ class Constraint(nn.Module):
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
+        return self._cached("weight", raw, lambda raw: (self._evaluate(raw),))[0]
+
+    def factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """`build_factors`, cached like the weight."""
+        return self._cached("factors", raw, self._evaluate_factors)
+
+    def _cached(self, name: str, raw: tuple[Tensor, ...], build: Build) -> tuple[Tensor, ...]:
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
         if self.training or differentiable or not has_values(*raw):
-            return self._evaluate(raw)
-        if self._built is None or not self._built.is_current(raw):
-            self._built = _Built(raw, self._evaluate)
-        return self._built.weight
+            return build(raw)
+        built = self._built.get(name)
+        if built is None or not built.is_current(raw):
+            built = self._built[name] = _Built(raw, build)
+        return built.tensors
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
         return _standard(full_precision(self.build)(*raw))
+
+    def _evaluate_factors(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Note [Precision]."""
+        return tuple(_standard(kernel) for kernel in full_precision(self.build_factors)(*raw))
 
     def separates(self, pixels: int) -> bool:
         """Whether `factors` are cheaper to apply, one after the other, to a batch of so many pixels than the weight."""
@@ -103,10 +117,6 @@ class Constraint(nn.Module):
     def build_factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """Kernels whose product is the weight, in the order in which they are applied."""
         raise NotImplementedError
-
-    def factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
-        """Note [Precision]."""
-        return tuple(_standard(kernel) for kernel in full_precision(self.build_factors)(*raw))
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""
@@ -127,12 +137,12 @@ class Constraint(nn.Module):
     def train(self, mode: bool = True) -> Constraint:
         """Training makes the cached weight useless: free it."""
         if mode:
-            self._built = None
+            self._built.clear()
         super().train(mode)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_built": None}  # copies and pickles build their own
+        return {**self.__dict__, "_built": {}}  # copies and pickles build their own
 
 
 def constrain(layer: nn.Module, constraint: Constraint, raw: Tensor | tuple[Tensor, ...]) -> None:

@@ -97,7 +97,7 @@ class ConstrainedConv(ConstrainedConvNd):
             weight = self.weight
         else:
             constraint, raw = source
-            if self.training and torch.is_grad_enabled() and self._separates(constraint, input):
+            if self._separates(constraint, input):
                 return self._convolve_in_turn(input, constraint.factors(*raw))
             weight = constraint(*raw)
         if border.mode == "zeros" and (not border.same or set(g.stride) == {1}):
@@ -120,7 +120,7 @@ class ConstrainedConv(ConstrainedConvNd):
         return zero_extend(y, [0] * g.dims, [m - n for m, n in zip(outputs, y.shape[-g.dims :], strict=True)])
 
     def _separates(self, constraint: Constraint, input: Tensor) -> bool:
-        """Whether the factors of the weight do the same as the weight, built for this call alone, for less."""
+        """Whether the factors of the weight do the same as the weight for less."""
         if not constraint.separates(input.numel() // self.in_channels):
             return False
         # What is no image, or too small, is refused by the convolution with the weight.

@@ -1,6 +1,7 @@
-"""Training convolves axis by axis where that is cheaper: the same function, the same gradients, fewer flops."""
+"""Layers convolve axis by axis where that is cheaper: the same function, the same gradients, fewer flops."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -40,10 +41,10 @@ def test_the_same_function_and_gradients_as_with_the_weight(dims, channels, bord
             continue
         x = torch.randn(1, channels[0], *SIZES[dims], dtype=torch.float64, requires_grad=True)
         results, costs = [], []
-        for training in (True, False):
-            layer.train(training)
-            costs.append(flops(lambda layer=layer, x=x: layer(x)))
-            y = layer(x)
+        for context in (nullcontext, parametrize.cached):  # the cache of torch is that of the weight: it must be built
+            with context():
+                costs.append(flops(lambda layer=layer, x=x: layer(x)))
+                y = layer(x)
             results.append((y, *torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()])))
         torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
         if padding == "same":  # elsewhere the first convolution gives more pixels than the last
@@ -70,15 +71,31 @@ def test_big_batches_strides_and_lines_use_the_weight():
     cases = [
         (AOC.AdaptiveOrthoConv2d(8, 8, 3), (16, 8, 16, 16)),
         (AOC.AdaptiveOrthoConv2d(8, 8, 3, stride=2), (1, 8, 4, 4)),
+        (AOC.AdaptiveOrthoConv2d(8, 8, 3, stride=2, dilation=2), (1, 8, 4, 4)),
         (AOC.AdaptiveOrthoConv2d(8, 8, (3, 1)), (1, 8, 4, 4)),
         (AOC.AdaptiveOrthoConv2d(2, 16, 3), (1, 2, 4, 4)),  # convolutions of 16 channels would cost more
         (AOC.AdaptiveOrthoConv1d(8, 8, 3), (1, 8, 4)),
     ]
     for layer, shape in cases:
         x = torch.randn(shape)
-        training = flops(lambda layer=layer, x=x: layer(x))
-        layer.eval()
-        assert training == flops(lambda layer=layer, x=x: layer(x))
+        y, cost = layer(x), flops(lambda layer=layer, x=x: layer(x))
+        with parametrize.cached():
+            assert cost == flops(lambda layer=layer, x=x: layer(x))
+            torch.testing.assert_close(y, layer(x))
+
+
+def test_factors_are_cached_in_eval_and_never_stale():
+    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False).eval()
+    x = torch.randn(1, 8, 4, 4)
+    raw = next(layer.parameters())
+    with torch.no_grad():
+        before = layer(x)
+        assert flops(lambda: layer(x)) < flops(lambda: nn.Conv2d(8, 8, 3, padding=1)(x))
+        raw.data.copy_(torch.randn_like(raw))
+        after = layer(x)
+        assert (after - before).abs().max() > 0.1
+        with parametrize.cached():
+            torch.testing.assert_close(after, layer(x))
 
 
 def test_transforms_compilation_and_images_without_a_batch():
