@@ -74,11 +74,11 @@ def compare(job: str, mode: str, batch: int, rounds: int):
 if __name__ == "__main__":
     rows = []
     for job, batch, rounds in [
-        ("training", 16, 15),
-        ("training", 64, 6),
-        ("evaluation", 1, 60),
-        ("evaluation", 16, 15),
-        ("evaluation", 64, 6),
+        ("training", 16, 8),
+        ("training", 64, 4),
+        ("evaluation", 1, 16),
+        ("evaluation", 16, 8),
+        ("evaluation", 64, 4),
     ]:
         for mode in ("circular", "zeros"):
             result = compare(job, mode, batch, rounds)
