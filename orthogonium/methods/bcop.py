@@ -35,6 +35,7 @@ from orthogonium.methods.factors import (
     project_adjoint,
     project_pair,
     project_pair_adjoint,
+    shrink,
 )
 from orthogonium.methods.pairs import compose_pairs
 
@@ -89,7 +90,7 @@ def _thin(bases: Tensor, x: Tensor, dim: int, saved: list[Tensor]) -> Tensor:
 def _thin_adjoint(bases: Tensor, saved: list[Tensor], grad: Tensor, dim: int) -> tuple[list[Tensor], Tensor]:
     grads: list[Tensor] = []
     for count, u in _groups(bases):
-        shape = _shrink(grad, dim, count)
+        shape = shrink(grad, dim, count)
         terms, last = assemble_adjoint(grad, count, dim)
         if count == 1:
             x, coordinates = _pop(saved, 2)
@@ -135,16 +136,11 @@ def _dense(bases: Tensor, x: Tensor, dim: int, saved: list[Tensor]) -> Tensor:
 
 
 def _dense_adjoint(bases: Tensor, saved: list[Tensor], grad: Tensor, dim: int) -> tuple[list[Tensor], Tensor]:
-    shape = _shrink(grad, dim, bases.shape[1])
+    shape = shrink(grad, dim, bases.shape[1])
     flat, taps = _pop(saved, 2)
     terms, last = assemble_adjoint(grad, bases.shape[1], dim)
     grad_taps, grad = apply_taps_adjoint(taps, flat, terms, last)
     return _axis_taps_adjoint(bases, saved, grad_taps), grad.reshape(shape)
-
-
-def _shrink(grad: Tensor, dim: int, count: int) -> list[int]:
-    """Shape of a kernel before `count` factors along an axis."""
-    return [size - count * (i == dim) for i, size in enumerate(grad.shape)]
 
 
 # ── composition ──

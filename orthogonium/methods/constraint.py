@@ -5,7 +5,8 @@ The weight is rebuilt at each training step. Without gradients it is built once 
 the raw parameters it came from; it is served only while the raw parameters still *equal* that copy. Comparing contents
 costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing a
 tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be
-served. Deployment that wants no check at all removes the parametrization.
+served. Factors that a layer applies instead of the weight are kept in the same way. Deployment that wants no check at all
+removes the parametrization.
 
 Note [Precision]
 Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype and autocast say.

@@ -47,6 +47,11 @@ def assemble_adjoint(grad: Tensor, n: int, dim: int) -> tuple[Tensor, Tensor]:  
     return terms.flatten(3), last.flatten(2)
 
 
+def shrink(grad: Tensor, dim: int, n: int) -> list[int]:
+    """Shape of a kernel before n factors along an axis."""
+    return [size - n * (i == dim) for i, size in enumerate(grad.shape)]
+
+
 # ── thin: one projector, two projectors ──
 
 

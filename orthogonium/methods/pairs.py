@@ -24,6 +24,7 @@ from orthogonium.methods.factors import (
     multiply_adjoint,
     pair_taps,
     pair_taps_adjoint,
+    shrink,
 )
 
 
@@ -73,7 +74,7 @@ class _ComposePairs(torch.autograd.Function):
             if parts:
                 product = saved.pop()
                 kernels = [saved.pop() for _ in parts][::-1]
-            shape = [size - count * (i == axis + 3) for i, size in enumerate(grad.shape)]
+            shape = shrink(grad, axis + 3, count)
             terms, last = assemble_adjoint(grad, count, axis + 3)
             grad_product, grad = apply_taps_adjoint(product, saved.pop(), terms, last)
             grads += multiply_adjoint(parts, kernels, grad_product)
