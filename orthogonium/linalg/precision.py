@@ -25,13 +25,17 @@ def full_precision(function: Callable[P, Result]) -> Callable[P, Result]:
         first = next(a for a in args if isinstance(a, Tensor))
         if first.dtype in _HALF:
             args = tuple(a.float() if isinstance(a, Tensor) and a.dtype in _HALF else a for a in args)  # type: ignore[assignment]
-        device_type = first.device.type
-        if device_type != "meta" and torch.is_autocast_enabled(device_type):
-            with torch.autocast(device_type, enabled=False):
+        if autocasts(first):
+            with torch.autocast(first.device.type, enabled=False):
                 return _to(function(*args, **kwargs), first.dtype)
         return _to(function(*args, **kwargs), first.dtype)
 
     return run
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on where `x` is."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def _to(result: Result, dtype: torch.dtype) -> Result:

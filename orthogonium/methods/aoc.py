@@ -5,26 +5,29 @@ flexible CNN architectures". `K = RKO ⊛ BCOP` (Note [Construction] of `kernels
 applied to the thinner side: to the RKO kernel itself where its rows are orthonormal, to the first columns of a
 rotation otherwise.
 
-Note [Axis by axis]
-At stride 1 the kernel is a product of one kernel for each axis, and convolving with them in turn gives the same result as
-convolving with their product. For a square 3×3 kernel that is 12 c² flops for each pixel instead of 18 c², and the
-product need not be built, which saves 36 of 91 c³ flops of a training step. The results in between take memory, though, as
-much as the images: they are worth it while there are not many more pixels than channels.
+Note [In turn]
+A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its images
+one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each pixel
+instead of 18 c², and no kernel is built, which saves 60 of 91 c³ flops of a training step. The images in between take
+memory, though: it is worth it while there are not many more pixels than channels.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, check_ortho_params, random_orthogonal, span_basis
-from orthogonium.methods.bcop import compose, compose_axes, count_bases
+from orthogonium.linalg.precision import full_precision
+from orthogonium.methods.bcop import compose, count_bases
 from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.in_turn import apply_factors, convolve_tiles, lead_axis, lead_batch
 
-_PIXELS = 16  # for each channel: up to here, a kernel and its gradient take more memory than the results in between
+_PIXELS = 32  # for each channel, over all images in between
 
 
 class OrthogonalKernel(Constraint):
@@ -70,20 +73,45 @@ class OrthogonalKernel(Constraint):
         return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.shapes)
 
     def separates(self, pixels: int) -> bool:
-        """Whether convolving a batch of so many pixels axis by axis is cheaper; Note [Axis by axis]."""
-        if set(self.geometry.stride) != {1}:
+        """Whether applying the factors in turn to a batch of so many pixels is cheaper; Note [In turn]."""
+        geometry, tile = self.geometry, self.plan.rko_size
+        one_dense = not (self.has_rko and self.rotate)
+        if not one_dense or tile != geometry.stride or (self.has_rko and set(geometry.dilation) != {1}):
             return False
-        sizes = [k for k in self.geometry.kernel_size if k > 1]
-        apart = sum(sizes[:-1]) * self.channels + sum(sizes[-1:]) * self.columns
-        together = math.prod(sizes) * self.columns
-        return len(sizes) > 1 and apart < together and pixels <= _PIXELS * self.channels
+        count = sum(k - 1 for k in self.plan.bcop_size)
+        dense = geometry.group_in * geometry.group_out
+        apart = (dense + count * self.channels**2) * math.prod(tile)  # for each pixel of the output
+        together = dense * math.prod(geometry.kernel_size)
+        return count > 0 and apart < together and count * pixels <= _PIXELS * self.channels
 
-    def build_factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
-        """Kernels to apply one after the other, each along one axis: their product is that of `build`."""
-        kernels = compose_axes(self._bases(raw[0]), self.plan.bcop_size, self.columns)
-        if self.geometry.group_out < self.geometry.group_in:
-            return tuple(kernel.transpose(1, 2).flatten(0, 1) for kernel in kernels)
-        return tuple(kernel.flatten(0, 1) for kernel in reversed(kernels))
+    def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
+        """Apply the factors in turn; Note [In turn]."""
+        dense, *bases = self.cached("factors", raw, lambda raw: full_precision(self._factors)(*raw))
+        axes = range(self.geometry.dims)
+        # A rotation of more outputs than inputs comes first, and the order of all factors is reversed.
+        dense_first = not self.has_rko and self.geometry.group_out >= self.geometry.group_in
+        if dense_first:
+            x = convolve_tiles(x, dense.transpose(1, 2))
+            axes, bases = axes[::-1], bases[::-1]
+        for axis in axes:
+            count = self.plan.bcop_size[axis] - 1
+            own, bases = bases[:count], bases[count:]
+            x = pad(lead_axis(x, axis), axis)
+            x = lead_batch(apply_factors(own, x, self.geometry.dilation[axis]) if own else x, axis)
+        return x if dense_first else convolve_tiles(x, dense)
+
+    def _factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """The dense kernel with orthonormal rows `(g, m, c, *tile)`, then the bases `(g, r, c)` from the first axis on."""
+        bases = self._bases(raw[0])
+        if self.has_rko:
+            return self._rko(raw[-1]), *bases.unbind(1)
+        rotation, bases = bases.split((2, bases.shape[1] - 2), 1)
+        dense = compose(rotation, (1,) * self.geometry.dims, columns=self.columns)
+        return dense.transpose(1, 2), *bases.unbind(1)
+
+    def _rko(self, raw: Tensor) -> Tensor:  # → (g, out, inner, *e)
+        shape = (self.geometry.groups, self.geometry.group_out, self.plan.inner_channels, *self.plan.rko_size)
+        return self.orthogonalize(raw).reshape(shape)
 
     def _bases(self, raw: Tensor) -> Tensor:
         return span_basis(raw) if self.span is None else self.span(raw)
@@ -93,7 +121,7 @@ class OrthogonalKernel(Constraint):
         g, co, ci = self.geometry.groups, self.geometry.group_out, self.geometry.group_in
         start = None
         if self.has_rko:
-            rko = self.orthogonalize(raw[-1]).reshape(g, co, self.plan.inner_channels, *self.plan.rko_size)
+            rko = self._rko(raw[-1])
             if self.rows:  # (g, co, ci, *e) → (g, ci, co, *e)
                 start = rko.transpose(1, 2)
         if len(raw) > self.has_rko:

@@ -23,8 +23,6 @@ from torch.autograd.function import once_differentiable
 from orthogonium.methods.factors import (
     apply_taps,
     apply_taps_adjoint,
-    as_kernel,
-    as_kernel_adjoint,
     assemble,
     assemble_adjoint,
     multiply,
@@ -207,31 +205,6 @@ class _Compose(torch.autograd.Function):
         return torch.cat(grads, 1).reshape(bases.shape), None if ctx.rotate else grad, None, None
 
 
-class _Axis(torch.autograd.Function):
-    """The kernel of the factors of one axis alone."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(bases: Tensor) -> tuple[Tensor, ...]:  # (g, n, r, c) → (g, c, c, n+1)
-        saved: list[Tensor] = []
-        return as_kernel(_axis_taps(bases, saved)).clone(memory_format=torch.contiguous_format), *saved
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.set_materialize_grads(False)  # no zeros for what is only saved
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs, *output[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> Tensor | None:
-        if grad is None:
-            return None
-        bases, *saved = ctx.saved_tensors
-        return torch.cat(_axis_taps_adjoint(bases, saved, as_kernel_adjoint(grad)), 1).reshape(bases.shape)
-
-
 def _is_thin(bases: Tensor, x: Tensor) -> bool:
     """Note [Thin or dense] of `factors.py`; a single projector is always thin."""
     return bases.shape[1] == 1 or math.prod(x.shape[2:]) <= 2 * bases.shape[3]
@@ -255,16 +228,3 @@ def compose(
     if start is None and channels <= _FEW and not any(n % 2 for n in counts):
         return compose_pairs(bases, counts, columns)
     return _Compose.apply(bases, start, counts, columns)[0]
-
-
-def compose_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tensor]:
-    """The kernel of `compose` from a rotation, as one kernel for each axis of more than one tap; the first applies last.
-
-    All are square but the last one, which has the rotation: `compose` gives their product.
-    """
-    axes = [axis for axis, size in enumerate(sizes) if size > 1]
-    rotation, *parts = bases.split((2, *(sizes[axis] - 1 for axis in axes)), 1)
-    kernels = [_Axis.apply(part)[0] for part in parts[:-1]]
-    kernels.append(compose(torch.cat((rotation, parts[-1]), 1), (sizes[axes[-1]],), columns=columns))
-    lines = ([k if i == axis else 1 for i, k in enumerate(sizes)] for axis in axes)
-    return [kernel.reshape(*kernel.shape[:3], *line) for kernel, line in zip(kernels, lines, strict=True)]

@@ -5,7 +5,7 @@ The weight is rebuilt at each training step. Without gradients it is built once 
 the raw parameters it came from; it is served only while the raw parameters still *equal* that copy. Comparing contents
 costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing a
 tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be
-served. Factors that a layer applies instead of the weight are kept in the same way. Deployment that wants no check at all
+served. Factors that are applied instead of the weight are kept in the same way. Deployment that wants no check at all
 removes the parametrization.
 
 Note [Precision]
@@ -88,13 +88,10 @@ class Constraint(nn.Module):
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
-        return self._cached("weight", raw, lambda raw: (self._evaluate(raw),))[0]
+        return self.cached("weight", raw, lambda raw: (self._evaluate(raw),))[0]
 
-    def factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
-        """`build_factors`, cached like the weight."""
-        return self._cached("factors", raw, self._evaluate_factors)
-
-    def _cached(self, name: str, raw: tuple[Tensor, ...], build: Build) -> tuple[Tensor, ...]:
+    def cached(self, name: str, raw: tuple[Tensor, ...], build: Build) -> tuple[Tensor, ...]:
+        """What is built of the raw parameters, from the cache when no gradient can flow (Note [Eval cache])."""
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
         if self.training or differentiable or not has_values(*raw):
             return build(raw)
@@ -107,16 +104,15 @@ class Constraint(nn.Module):
         """Note [Precision]."""
         return _standard(full_precision(self.build)(*raw))
 
-    def _evaluate_factors(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Note [Precision]."""
-        return tuple(_standard(kernel) for kernel in full_precision(self.build_factors)(*raw))
-
     def separates(self, pixels: int) -> bool:
-        """Whether `factors` are cheaper to apply, one after the other, to a batch of so many pixels than the weight."""
+        """Whether `convolve` is cheaper than the weight for a batch of so many pixels."""
         return False
 
-    def build_factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
-        """Kernels whose product is the weight, in the order in which they are applied."""
+    def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
+        """Convolve without the weight: `(n, g, in, *sizes)` → `(n, g, out, *sizes)`.
+
+        `pad(x, axis)` adds the border of an axis, which is the third of the image that it is given.
+        """
         raise NotImplementedError
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
+from orthogonium.linalg.precision import autocasts
 from orthogonium.methods.constraint import Constraint
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -93,15 +95,13 @@ class ConstrainedConv(ConstrainedConvNd):
         """Convolve an image or a batch of images."""
         g, border = self.geometry, self.border
         source = self.weight_source()
-        if source is None:
-            weight = self.weight
+        if source is not None and self._separates(source[0], input):
+            convolve = partial(self._convolve_in_turn, *source)
         else:
-            constraint, raw = source
-            if self._separates(constraint, input):
-                return self._convolve_in_turn(input, constraint.factors(*raw))
-            weight = constraint(*raw)
-        if border.mode == "zeros" and (not border.same or set(g.stride) == {1}):
-            return self._conv_forward(input, weight, self.bias)
+            weight = self.weight if source is None else source[0](*source[1])
+            if border.mode == "zeros" and (not border.same or set(g.stride) == {1}):
+                return self._conv_forward(input, weight, self.bias)
+            convolve = partial(self._convolve, weight)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
         if not border.same and any(n + 2 * p < x for n, p, x in zip(sizes, border.left, g.extent, strict=True)):
@@ -111,8 +111,7 @@ class ConstrainedConv(ConstrainedConvNd):
             )
         tiled = [tiled_size(n, s) for n, s in zip(sizes, g.stride, strict=True)]
         x = zero_extend(input, [0] * g.dims, [t - n for t, n in zip(tiled, sizes, strict=True)])
-        pad = wrap if border.mode == "circular" else zero_extend
-        y = _CONV[g.dims](pad(x, border.left, border.right), weight, self.bias, g.stride, 0, g.dilation, g.groups)
+        y = convolve(x)
         if border.same:
             return y
         # Integer padding has the outputs of torch, of which there may be one less.
@@ -123,31 +122,38 @@ class ConstrainedConv(ConstrainedConvNd):
         """Whether the factors of the weight do the same as the weight for less."""
         if not constraint.separates(input.numel() // self.in_channels):
             return False
-        # What is no image, or too small, is refused by the convolution with the weight.
-        axes = zip(input.shape[-self.dims :], self.border.left, self.border.right, self.geometry.extent, strict=False)
-        fits = all(n > 0 and n + a + b >= x for n, a, b, x in axes)
+        # Half precision would round each factor, other memory formats would be lost; what is no image, or too small, is
+        # refused by the convolution with the weight.
+        if input.dtype.itemsize < 4 or autocasts(input) or not input.is_contiguous():
+            return False
+        sizes = input.shape[-self.dims :]
+        axes = zip(sizes, self.border.left, self.border.right, self.geometry.extent, strict=False)
+        fits = all(n > 0 and n + a + b >= x and max(a, b) <= n for n, a, b, x in axes)
         return (
             fits and input.dim() in (self.dims + 1, self.dims + 2) and input.shape[-self.dims - 1] == self.in_channels
         )
 
-    def _convolve_in_turn(self, x: Tensor, factors: Sequence[Tensor]) -> Tensor:
-        """Convolve with the factors of the weight, each with the border of its own axes; all strides are 1."""
+    def _extend(self, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+        return (wrap if self.border.mode == "circular" else zero_extend)(x, left, right)
+
+    def _convolve(self, weight: Tensor, input: Tensor) -> Tensor:
         g, border = self.geometry, self.border
-        for i, kernel in enumerate(factors):
-            last = i == len(factors) - 1
-            own = [k > 1 or (last and n == 1) for k, n in zip(kernel.shape[2:], g.kernel_size, strict=True)]
-            left, right = (
-                [p * mine for p, mine in zip(side, own, strict=True)] for side in (border.left, border.right)
-            )
-            amount: Size = 0
-            if border.mode == "circular":
-                x = wrap(x, left, right)
-            elif left == right:
-                amount = left
-            else:
-                x = zero_extend(x, left, right)
-            x = _CONV[g.dims](x, kernel, self.bias if last else None, 1, amount, g.dilation, g.groups)
-        return x
+        x = self._extend(input, border.left, border.right)
+        return _CONV[g.dims](x, weight, self.bias, g.stride, 0, g.dilation, g.groups)
+
+    def _convolve_in_turn(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> Tensor:
+        """Convolve with the factors of the weight."""
+        g, border = self.geometry, self.border
+
+        def pad(x: Tensor, axis: int) -> Tensor:  # up to the last window
+            left, right = border.left[axis], border.right[axis]
+            unused = (x.shape[2] + left + right - g.extent[axis]) % g.stride[axis]
+            others = [0] * (x.dim() - 3)
+            return self._extend(x, [left, *others], [right - unused, *others])
+
+        x = constraint.convolve(input.reshape(-1, g.groups, g.group_in, *input.shape[-g.dims :]), pad, *raw)
+        y = x.reshape(*input.shape[: -g.dims - 1], g.out_channels, *x.shape[3:]).contiguous()
+        return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
 
 
 class ConstrainedConvTranspose(ConstrainedConvNd):

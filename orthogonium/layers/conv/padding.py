@@ -97,6 +97,11 @@ def _index(left: int, right: int, size: int, device: torch.device) -> Tensor:
 
 def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """Circular padding by at most the image."""
+    axes = [i for i, amounts in enumerate(zip(left, right, strict=True)) if any(amounts)]
+    if len(axes) == 1:  # torch pads at most three axes, of images
+        axis = axes[0]
+        dim, size = x.dim() - len(left) + axis, x.shape[axis - len(left)]
+        return torch.cat((x.narrow(dim, size - left[axis], left[axis]), x, x.narrow(dim, 0, right[axis])), dim)
     return F.pad(x, _torch_padding(left, right), mode="circular")
 
 

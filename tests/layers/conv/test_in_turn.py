@@ -1,0 +1,283 @@
+"""Layers apply the factors of their weight in turn where that is cheaper: the same function and gradients, fewer flops."""
+
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
+
+from orthogonium.errors import ShapeError
+from orthogonium.layers.conv import AOC
+from orthogonium.methods.aoc import OrthogonalKernel
+
+CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (3, 3, 3)]
+KERNELS = {2: [(3, 3), (2, 4), (5, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3)]}
+SIZES = {2: (7, 7), 3: (4, 3, 3)}
+STRIDED = [  # channels, kernel, stride
+    ((4, 8, 1), (3, 3), (2, 2)),
+    ((4, 12, 1), (3, 4), (2, 2)),
+    ((8, 32, 2), (5, 3), (2, 2)),
+    ((5, 14, 1), (4, 4), (3, 3)),
+    ((4, 7, 1), (3, 3), (2, 1)),
+    ((3, 20, 1), (3, 3, 3), (2, 2, 2)),
+]
+BORDERS = [("same", "zeros"), ("same", "circular"), ("valid", "zeros"), (1, "zeros"), (1, "circular")]
+
+
+def make(channels, kernel, dtype=torch.float64, **options):
+    ci, co, groups = channels
+    layer = getattr(AOC, f"AdaptiveOrthoConv{len(kernel)}d")
+    layer = layer(ci, co, kernel, groups=groups, dtype=dtype, **options)
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The layers' constraints that convolved in turn."""
+    calls, convolve = [], OrthogonalKernel.convolve
+
+    def spy(self, *arguments):
+        calls.append(self)
+        return convolve(self, *arguments)
+
+    monkeypatch.setattr(OrthogonalKernel, "convolve", spy)
+    return calls
+
+
+def flops(function):
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+def assert_same_as_with_the_weight(layer, shape, calls):
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    results = []
+    for context in (nullcontext, parametrize.cached):  # the cache of torch is that of the weight: it must be built
+        with context():
+            y = layer(x)
+        assert len(calls) == 1
+        results.append((y, *torch.autograd.grad(y.sin().sum(), [x, *(p for p in layer.parameters() if p.numel())])))
+    assert results[0][0].is_contiguous()
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+    calls.clear()
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # torch's own, with zeros
+@pytest.mark.filterwarnings("ignore:.*the only orthogonal kernels are shifts")
+@pytest.mark.parametrize("border", BORDERS, ids=str)
+@pytest.mark.parametrize("channels", CHANNELS, ids=str)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_same_function_and_gradients_as_with_the_weight(dims, channels, border, calls, monkeypatch):
+    monkeypatch.setattr("orthogonium.methods.aoc._PIXELS", 10**4)
+    padding, mode = border
+    for kernel, dilation in itertools.product(KERNELS[dims], (1, 2)):
+        if padding == 1 and mode == "circular" and any(dilation * (k - 1) < 2 for k in kernel):
+            continue  # repeats windows: refused
+        layer = make(channels, kernel, dilation=dilation, padding=padding, padding_mode=mode)
+        room = [n + a + b for n, a, b in zip(SIZES[dims], layer.border.left, layer.border.right, strict=True)]
+        if all(extent <= n for extent, n in zip(layer.geometry.extent, room, strict=True)):
+            assert_same_as_with_the_weight(layer, (2, channels[0], *SIZES[dims]), calls)
+
+
+@pytest.mark.parametrize("border", BORDERS, ids=str)
+@pytest.mark.parametrize("case", STRIDED, ids=str)
+def test_strides(case, border, calls, monkeypatch):
+    monkeypatch.setattr("orthogonium.methods.aoc._PIXELS", 10**4)
+    channels, kernel, stride = case
+    layer = make(channels, kernel, stride=stride, padding=border[0], padding_mode=border[1])
+    for size in itertools.product((6, 7, 9), repeat=2):
+        assert_same_as_with_the_weight(layer, (2, channels[0], *size, *[6] * (len(kernel) - 2)), calls)
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("channels,stride,size", [((24, 20, 1), 1, 4), ((20, 24, 1), 1, 4), ((16, 32, 1), 2, 6)])
+def test_orthogonal_in_training(channels, stride, size, dtype, tolerance, calls):
+    """The operator of a layer in training mode, after steps that move its parameters far."""
+    layer = make(channels, (3, 3), dtype, stride=stride, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.9)
+    ci = channels[0]
+    for _ in range(20):
+        optimizer.zero_grad()
+        layer(torch.randn(4, ci, size, size, dtype=dtype)).cos().sum().backward()
+        optimizer.step()
+    impulses = torch.eye(ci * size**2, dtype=dtype).view(-1, ci, size, size)
+    calls.clear()
+    images = torch.cat([layer(part) for part in impulses.split(4)])  # small batches
+    assert len(calls) == len(impulses) / 4
+    sigma = torch.linalg.svdvals(images.detach().flatten(1).double())
+    assert (sigma - 1).abs().max() <= tolerance
+
+
+def test_fewer_flops():
+    for layer, shape in [
+        (AOC.AdaptiveOrthoConv2d(16, 16, 3, padding_mode="zeros"), (1, 16, 8, 8)),
+        (AOC.AdaptiveOrthoConv2d(16, 16, 3), (2, 16, 8, 8)),
+        (AOC.AdaptiveOrthoConv2d(16, 32, 3, stride=2), (1, 16, 16, 16)),
+    ]:
+        x = torch.randn(shape)
+        cost = flops(lambda layer=layer, x=x: layer(x).sum().backward())
+        with parametrize.cached():
+            assert cost < 0.9 * flops(lambda layer=layer, x=x: layer(x).sum().backward())
+
+
+def test_what_is_cheaper_with_the_weight(calls):
+    cases = [
+        (AOC.AdaptiveOrthoConv2d(8, 8, 3), (16, 8, 16, 16)),  # many pixels
+        (
+            AOC.AdaptiveOrthoConv2d(8, 8, 3, stride=2),
+            (1, 8, 4, 4),
+        ),  # factors before the stride cost more than they save
+        (AOC.AdaptiveOrthoConv2d(8, 8, 3, stride=2, dilation=2), (1, 8, 4, 4)),
+        (AOC.AdaptiveOrthoConv2d(8, 16, 3, stride=2, dilation=3), (1, 8, 4, 4)),
+        (AOC.AdaptiveOrthoConv2d(8, 64, 3, stride=2), (1, 8, 4, 4)),  # orthonormal columns: two dense kernels
+        (AOC.AdaptiveOrthoConv2d(8, 8, (3, 1)), (1, 8, 4, 4)),
+        (AOC.AdaptiveOrthoConv2d(2, 16, 3), (1, 2, 4, 4)),  # factors of 16 channels would cost more
+        (AOC.AdaptiveOrthoConv1d(8, 8, 3), (1, 8, 4)),
+        (AOC.AdaptiveOrthoConv2d(8, 8, 3, dilation=5), (1, 8, 4, 4)),  # wraps around more than once
+    ]
+    for layer, shape in cases:
+        x = torch.randn(shape)
+        y = layer(x)
+        assert not calls
+        with parametrize.cached():
+            torch.testing.assert_close(y, layer(x))
+
+
+def test_factors_are_cached_in_eval_and_never_stale(calls):
+    layer = make((8, 8, 1), (3, 3), torch.float32, bias=False).eval()
+    x = torch.randn(1, 8, 4, 4)
+    raw = next(layer.parameters())
+    with torch.no_grad():
+        before = layer(x)
+        assert flops(lambda: layer(x)) < flops(lambda: nn.Conv2d(8, 8, 3, padding=1)(x))
+        raw.data.copy_(torch.randn_like(raw))
+        after = layer(x)
+        assert len(calls) == 3
+        assert (after - before).abs().max() > 0.1
+        with parametrize.cached():
+            torch.testing.assert_close(after, layer(x))
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_gradient_penalty(mode, calls):
+    """Gradients of a function of gradients, and of a second gradient of the parameters' own."""
+    layer = make((8, 8, 1), (3, 3), padding_mode=mode)
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    results = []
+    for context in (nullcontext, parametrize.cached):
+        with context():
+            y = layer(x)
+        (slope,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+        results.append((slope, *torch.autograd.grad(slope.square().sum() + y.sum(), [x, *layer.parameters()])))
+    assert len(calls) == 1
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+def test_only_the_gradients_that_are_wanted(calls):
+    """Of the image alone (an attack), or of the parameters alone (a first layer): fewer flops than for both."""
+    layer = make((8, 8, 1), (3, 3)).eval()
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    slope, *grads = torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()], retain_graph=True)
+    both = flops(lambda: torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()]))
+    of_parameters = layer(x.detach())
+    cost = flops(lambda: grads.extend(torch.autograd.grad(of_parameters.sin().sum(), list(layer.parameters()))))
+    assert cost < both
+    torch.testing.assert_close(grads[:2], grads[2:])
+    of_image = layer.requires_grad_(False)(x)
+    torch.testing.assert_close(torch.autograd.grad(of_image.sin().sum(), x, create_graph=True)[0], slope)
+    assert flops(lambda: torch.autograd.grad(of_image.sin().sum(), x)) < both / 2
+    assert len(calls) == 3
+
+
+def test_transforms_compilation_and_images_without_a_batch(calls):
+    layer = make((8, 8, 1), (3, 3))
+    x = torch.randn(3, 8, 4, 4, dtype=torch.float64)
+    expected = layer.train()(x)
+    torch.testing.assert_close(layer(x[0]), expected[0])
+    parameters = {k: v.detach() for k, v in layer.named_parameters()}
+    torch.testing.assert_close(functional_call(layer, parameters, x), expected)
+
+    def loss(p, image):
+        return functional_call(layer, p, image).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    whole = torch.autograd.grad(expected.sin().sum(), list(layer.parameters()))
+    for g, total in zip(each.values(), whole, strict=True):
+        torch.testing.assert_close(g.sum(0), total)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected)
+    assert len(calls) >= 4
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+def test_forward_derivatives(calls):
+    """The layer is affine: its derivative along a direction is its linear part."""
+    layer = make((8, 6, 1), (3, 3))
+    x, direction = torch.randn(2, 2, 8, 4, 4, dtype=torch.float64)
+    expected = layer(direction) - layer(torch.zeros_like(direction))
+    torch.testing.assert_close(torch.func.jvp(layer, (x,), (direction,))[1], expected)
+    with forward_ad.dual_level():
+        y = layer(forward_ad.make_dual(x, direction))
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, expected)
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_uses_the_weight(dtype, calls):
+    layer = make((8, 8, 1), (3, 3), torch.float32, bias=False)
+    x = torch.randn(1, 8, 4, 4)
+    expected = layer(x)
+    calls.clear()
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(layer.to(dtype)(x.to(dtype)).float(), expected, rtol=0.02, atol=0.02)
+    assert not calls
+
+
+def test_memory_formats_are_kept(calls):
+    layer = make((8, 8, 1), (3, 3), torch.float32, padding_mode="zeros")
+    x = torch.randn(2, 8, 4, 4)
+    y = layer(x.to(memory_format=torch.channels_last))
+    assert not calls
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, layer(x))
+
+
+def test_what_is_no_image_is_refused_as_ever(calls):
+    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, padding=0)
+    for shape in [(1, 7, 4, 4), (8,), (1, 8, 0, 4), (1, 8, 2, 4), (1, 1, 8, 4, 4)]:
+        with pytest.raises(ShapeError):
+            layer(torch.zeros(shape))
+    assert not calls
+
+
+def test_other_parametrizations_have_their_say(calls):
+    """A second one, a foreign one, and the cache of torch: the layer applies `layer.weight`."""
+
+    class Half(nn.Module):
+        def forward(self, weight):
+            return weight / 2
+
+    x = torch.randn(1, 8, 4, 4)
+    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
+    expected = layer(x)
+    calls.clear()
+    parametrize.register_parametrization(layer, "weight", Half())
+    torch.testing.assert_close(layer(x), expected / 2)
+    parametrize.remove_parametrizations(layer, "weight")
+    parametrize.register_parametrization(layer, "weight", Half())
+    torch.testing.assert_close(layer(x), expected / 4)
+    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
+    with parametrize.cached():
+        layer(x)
+    assert not calls
