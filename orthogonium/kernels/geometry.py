@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from orthogonium.errors import GeometryError
@@ -91,13 +92,13 @@ class ConvGeometry:
         """Output channels of a group."""
         return self.out_channels // self.groups
 
-    @property
+    @cached_property
     def effective_stride(self) -> tuple[int, ...]:
         """E of Note [Existence]."""
         axes = zip(self.stride, self.dilation, self.kernel_size, strict=True)
         return tuple(min(s // math.gcd(s, d), k) for s, d, k in axes)
 
-    @property
+    @cached_property
     def extent(self) -> tuple[int, ...]:
         """Pixels from the first to the last tap, `d(k − 1) + 1`."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))

@@ -9,7 +9,8 @@ Note [In turn]
 A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its images
 one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each pixel
 instead of 18 c², and no kernel is built, which saves 60 of 91 c³ flops of a training step. The images in between take
-memory, though: it is worth it while there are not many more pixels than channels.
+memory, though: it is worth it while there are not many more pixels than channels. A weight that is kept (in eval) is
+better: one convolution has less overhead than many thin products.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class OrthogonalKernel(Constraint):
 
     def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
         """Apply the factors in turn; Note [In turn]."""
-        dense, *bases = self.cached("factors", raw, lambda raw: full_precision(self._factors)(*raw))
+        dense, *bases = full_precision(self._factors)(*raw)
         axes = range(self.geometry.dims)
         # A rotation of more outputs than inputs comes first, and the order of all factors is reversed.
         dense_first = not self.has_rko and self.geometry.group_out >= self.geometry.group_in

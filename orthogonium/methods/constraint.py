@@ -5,8 +5,7 @@ The weight is rebuilt at each training step. Without gradients it is built once 
 the raw parameters it came from; it is served only while the raw parameters still *equal* that copy. Comparing contents
 costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing a
 tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be
-served. Factors that are applied instead of the weight are kept in the same way. Deployment that wants no check at all
-removes the parametrization.
+served. Deployment that wants no check at all removes the parametrization.
 
 Note [Precision]
 Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype and autocast say.
@@ -27,8 +26,6 @@ from torch.nn.utils import parametrize
 from orthogonium.errors import ConstraintError
 from orthogonium.linalg.precision import full_precision, has_values
 
-Build = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
-
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -47,17 +44,17 @@ def _standard(weight: Tensor) -> Tensor:
 
 
 class _Built:
-    """Tensors and the raw parameters they were built from."""
+    """A weight and the raw parameters it was built from."""
 
-    def __init__(self, raw: tuple[Tensor, ...], build: Build) -> None:
-        # Outside inference mode, so that the version counters of the tensors exist.
+    def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
+        # Outside inference mode, so that the version counter of the weight exists.
         with torch.inference_mode(False), torch.no_grad():
             self.raw = tuple(p.detach().clone() for p in raw)
-            self.tensors = build(self.raw)
-        self.versions = [t._version for t in self.tensors]
+            self.weight = build(self.raw)
+        self.version = self.weight._version
 
     def is_current(self, raw: tuple[Tensor, ...]) -> bool:
-        return [t._version for t in self.tensors] == self.versions and all(
+        return self.weight._version == self.version and all(
             p.shape == q.shape and p.dtype == q.dtype and p.device == q.device and _same_values(p, q)
             for p, q in zip(raw, self.raw, strict=True)
         )
@@ -68,7 +65,7 @@ class Constraint(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._built: dict[str, _Built] = {}
+        self._built: _Built | None = None
         self._initial: Tensor | tuple[Tensor, ...] | None = None
 
     def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
@@ -88,24 +85,23 @@ class Constraint(nn.Module):
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
-        return self.cached("weight", raw, lambda raw: (self._evaluate(raw),))[0]
+        if self.rebuilds(raw):
+            return self._evaluate(raw)
+        if self._built is None or not self._built.is_current(raw):
+            self._built = _Built(raw, self._evaluate)
+        return self._built.weight
 
-    def cached(self, name: str, raw: tuple[Tensor, ...], build: Build) -> tuple[Tensor, ...]:
-        """What is built of the raw parameters, from the cache when no gradient can flow (Note [Eval cache])."""
+    def rebuilds(self, raw: tuple[Tensor, ...]) -> bool:
+        """Whether the weight has to be built at each call: gradients may flow, or there are no values to compare."""
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
-        if self.training or differentiable or not has_values(*raw):
-            return build(raw)
-        built = self._built.get(name)
-        if built is None or not built.is_current(raw):
-            built = self._built[name] = _Built(raw, build)
-        return built.tensors
+        return self.training or differentiable or not has_values(*raw)
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
         return _standard(full_precision(self.build)(*raw))
 
     def separates(self, pixels: int) -> bool:
-        """Whether `convolve` is cheaper than the weight for a batch of so many pixels."""
+        """Whether `convolve` is cheaper than building the weight, for a batch of so many pixels."""
         return False
 
     def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
@@ -134,12 +130,12 @@ class Constraint(nn.Module):
     def train(self, mode: bool = True) -> Constraint:
         """Training makes the cached weight useless: free it."""
         if mode:
-            self._built.clear()
+            self._built = None
         super().train(mode)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_built": {}}  # copies and pickles build their own
+        return {**self.__dict__, "_built": None}  # copies and pickles build their own
 
 
 def constrain(layer: nn.Module, constraint: Constraint, raw: Tensor | tuple[Tensor, ...]) -> None:

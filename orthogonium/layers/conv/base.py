@@ -95,7 +95,7 @@ class ConstrainedConv(ConstrainedConvNd):
         """Convolve an image or a batch of images."""
         g, border = self.geometry, self.border
         source = self.weight_source()
-        if source is not None and self._separates(source[0], input):
+        if source is not None and self._separates(*source, input):
             convolve = partial(self._convolve_in_turn, *source)
         else:
             weight = self.weight if source is None else source[0](*source[1])
@@ -118,9 +118,9 @@ class ConstrainedConv(ConstrainedConvNd):
         outputs = [(n + 2 * p - x) // s + 1 for n, p, x, s in zip(sizes, border.left, g.extent, g.stride, strict=True)]
         return zero_extend(y, [0] * g.dims, [m - n for m, n in zip(outputs, y.shape[-g.dims :], strict=True)])
 
-    def _separates(self, constraint: Constraint, input: Tensor) -> bool:
+    def _separates(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> bool:
         """Whether the factors of the weight do the same as the weight for less."""
-        if not constraint.separates(input.numel() // self.in_channels):
+        if not constraint.rebuilds(raw) or not constraint.separates(input.numel() // self.in_channels):
             return False
         # Half precision would round each factor, other memory formats would be lost; what is no image, or too small, is
         # refused by the convolution with the weight.

@@ -151,19 +151,14 @@ def test_what_is_cheaper_with_the_weight(calls):
             torch.testing.assert_close(y, layer(x))
 
 
-def test_factors_are_cached_in_eval_and_never_stale(calls):
-    layer = make((8, 8, 1), (3, 3), torch.float32, bias=False).eval()
+def test_the_weight_is_kept_in_eval(calls):
+    layer = make((8, 8, 1), (3, 3), torch.float32).eval()
     x = torch.randn(1, 8, 4, 4)
-    raw = next(layer.parameters())
     with torch.no_grad():
-        before = layer(x)
-        assert flops(lambda: layer(x)) < flops(lambda: nn.Conv2d(8, 8, 3, padding=1)(x))
-        raw.data.copy_(torch.randn_like(raw))
-        after = layer(x)
-        assert len(calls) == 3
-        assert (after - before).abs().max() > 0.1
-        with parametrize.cached():
-            torch.testing.assert_close(after, layer(x))
+        y = layer(x)
+    assert not calls
+    torch.testing.assert_close(layer(x), y)  # a gradient may be wanted
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
@@ -183,7 +178,7 @@ def test_gradient_penalty(mode, calls):
 
 def test_only_the_gradients_that_are_wanted(calls):
     """Of the image alone (an attack), or of the parameters alone (a first layer): fewer flops than for both."""
-    layer = make((8, 8, 1), (3, 3)).eval()
+    layer = make((8, 8, 1), (3, 3))
     x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
     y = layer(x)
     slope, *grads = torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()], retain_graph=True)
