@@ -8,7 +8,7 @@ rotation otherwise.
 Note [In turn]
 A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its images
 one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each pixel
-instead of 18 c², and no kernel is built, which saves 60 of 91 c³ flops of a training step. The images in between take
+instead of 18 c², and no kernel is built, which saves 64 of 91 c³ flops of a training step. The images in between take
 memory, though: it is worth it while there are not many more pixels than channels. A weight that is kept (in eval) is
 better: one convolution has less overhead than many thin products.
 """
@@ -28,7 +28,7 @@ from orthogonium.methods.bcop import compose, count_bases
 from orthogonium.methods.constraint import Constraint
 from orthogonium.methods.in_turn import apply_factors, convolve_tiles, lead_axis, lead_batch
 
-_PIXELS = 32  # for each channel, over all images in between
+_PIXELS = 32  # for each channel, over all images in between: these take less memory than building a kernel does
 
 
 class OrthogonalKernel(Constraint):
@@ -83,7 +83,7 @@ class OrthogonalKernel(Constraint):
         dense = geometry.group_in * geometry.group_out
         apart = (dense + count * self.channels**2) * math.prod(tile)  # for each pixel of the output
         together = dense * math.prod(geometry.kernel_size)
-        return count > 0 and apart < together and count * pixels <= _PIXELS * self.channels
+        return apart < together and 0 < count * pixels <= _PIXELS * self.channels
 
     def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
         """Apply the factors in turn; Note [In turn]."""

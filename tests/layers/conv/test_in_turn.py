@@ -142,6 +142,7 @@ def test_what_is_cheaper_with_the_weight(calls):
         (AOC.AdaptiveOrthoConv2d(2, 16, 3), (1, 2, 4, 4)),  # factors of 16 channels would cost more
         (AOC.AdaptiveOrthoConv1d(8, 8, 3), (1, 8, 4)),
         (AOC.AdaptiveOrthoConv2d(8, 8, 3, dilation=5), (1, 8, 4, 4)),  # wraps around more than once
+        (AOC.AdaptiveOrthoConv2d(8, 8, 3), (0, 8, 4, 4)),  # nothing to do
     ]
     for layer, shape in cases:
         x = torch.randn(shape)
