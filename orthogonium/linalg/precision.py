@@ -13,6 +13,8 @@ from torch import Tensor
 from orthogonium.errors import NumericalWarning, ShapeError
 
 _HALF = (torch.float16, torch.bfloat16)
+# Whether a graph for all batch sizes may be asked for; older versions of torch only know of compilers in general.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 P = ParamSpec("P")
 Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 

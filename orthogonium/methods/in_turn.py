@@ -60,8 +60,9 @@ class _Factors(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 3
-        bases, saved = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
+        saved = list(ctx.saved_tensors)  # unpacked once: activation checkpoints allow no more
+        count = len(saved) // 3
+        bases, saved = saved[:count], saved[count:]
         if torch.is_grad_enabled():  # the derivative is to be derived itself: take that of the plain operators
             inputs = (saved[0], *bases)
             wanted = [t for t in inputs if t.requires_grad]

@@ -16,7 +16,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
-from orthogonium.linalg.precision import autocasts
+from orthogonium.linalg.precision import autocasts, is_exporting
 from orthogonium.methods.constraint import Constraint
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -120,7 +120,10 @@ class ConstrainedConv(ConstrainedConvNd):
 
     def _separates(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> bool:
         """Whether the factors of the weight do the same as the weight for less."""
-        if not constraint.rebuilds(raw) or not constraint.separates(input.numel() // self.in_channels):
+        # Which is cheaper depends on the batch, which an exported graph may leave open.
+        if is_exporting() or not constraint.rebuilds(raw):
+            return False
+        if not constraint.separates(input.numel() // self.in_channels):
             return False
         # Half precision would round each factor, other memory formats would be lost; what is no image, or too small, is
         # refused by the convolution with the weight.

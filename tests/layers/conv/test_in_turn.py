@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.errors import ShapeError
@@ -177,6 +178,19 @@ def test_gradient_penalty(mode, calls):
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpoints(use_reentrant, calls):
+    layer = make((8, 8, 1), (3, 3))
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    grads = []
+    for y in (layer(x), checkpoint(layer, x, use_reentrant=use_reentrant)):
+        layer.zero_grad()
+        y.sin().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    assert len(calls) == 3
+    torch.testing.assert_close(*grads)
+
+
 def test_only_the_gradients_that_are_wanted(calls):
     """Of the image alone (an attack), or of the parameters alone (a first layer): fewer flops than for both."""
     layer = make((8, 8, 1), (3, 3))
@@ -211,6 +225,18 @@ def test_transforms_compilation_and_images_without_a_batch(calls):
         torch.testing.assert_close(g.sum(0), total)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected)
     assert len(calls) >= 4
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_for_every_batch(strict):
+    layer = make((8, 8, 1), (3, 3))
+    shapes = ({0: torch.export.Dim("batch", min=2, max=1000)},)
+    program = torch.export.export(
+        layer, (torch.randn(4, 8, 4, 4, dtype=torch.float64),), dynamic_shapes=shapes, strict=strict
+    )
+    for batch in (2, 50):
+        x = torch.randn(batch, 8, 4, 4, dtype=torch.float64)
+        torch.testing.assert_close(program.module()(x), layer(x))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
