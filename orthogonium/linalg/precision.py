@@ -40,6 +40,22 @@ def autocasts(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
+Backward = TypeVar("Backward", bound=Callable[..., object])
+
+
+def full_precision_backward(backward: Backward) -> Backward:
+    """Run the `backward` of an autograd function outside autocast, wherever it is called from."""
+
+    @functools.wraps(backward)
+    def run(ctx: object, grad: Tensor | None, *others: object) -> object:
+        if grad is None or not autocasts(grad):
+            return backward(ctx, grad, *others)
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(ctx, grad, *others)
+
+    return run  # type: ignore[return-value]
+
+
 def _to(result: Result, dtype: torch.dtype) -> Result:
     return result.to(dtype) if isinstance(result, Tensor) else tuple(t.to(dtype) for t in result)
 

@@ -28,6 +28,7 @@ from orthogonium.linalg.precision import (
     check_matrix,
     check_shape,
     full_precision,
+    full_precision_backward,
     magnitude,
     scale_to_unit,
     warn_if_deficient,
@@ -95,6 +96,7 @@ class _CholeskyRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision_backward
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
         if grad is None:
             return None, None, None
@@ -128,6 +130,7 @@ class _HouseholderColumns(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision_backward
     def backward(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
         if grad is None:
             return None

@@ -8,7 +8,7 @@ rotation otherwise.
 Note [In turn]
 A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its images
 one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each pixel
-instead of 18 c², and no kernel is built, which saves 64 of 91 c³ flops of a training step. The images in between take
+instead of 18 c², and no kernel is built, which saves about 65 c³ flops of a training step. The images in between take
 memory, though: it is worth it while there are not many more pixels than channels. A weight that is kept (in eval) is
 better: one convolution has less overhead than many thin products.
 """
@@ -28,7 +28,8 @@ from orthogonium.methods.bcop import compose, count_bases
 from orthogonium.methods.constraint import Constraint
 from orthogonium.methods.in_turn import apply_factors, convolve_tiles, lead_axis, lead_batch
 
-_PIXELS = 32  # for each channel, over all images in between: these take less memory than building a kernel does
+_PIXELS = 32  # most pixels for each channel, over all images in between: a limit to the memory they take
+_CHANNELS = 48  # least number of channels: with fewer, operators cost more than their arithmetic
 
 
 class OrthogonalKernel(Constraint):
@@ -83,32 +84,35 @@ class OrthogonalKernel(Constraint):
         dense = geometry.group_in * geometry.group_out
         apart = (dense + count * self.channels**2) * math.prod(tile)  # for each pixel of the output
         together = dense * math.prod(geometry.kernel_size)
-        return apart < together and 0 < count * pixels <= _PIXELS * self.channels
+        return apart < together and self.channels >= _CHANNELS and 0 < count * pixels <= _PIXELS * self.channels
 
     def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
         """Apply the factors in turn; Note [In turn]."""
         dense, *bases = full_precision(self._factors)(*raw)
         axes = range(self.geometry.dims)
-        # A rotation of more outputs than inputs comes first, and the order of all factors is reversed.
-        dense_first = not self.has_rko and self.geometry.group_out >= self.geometry.group_in
-        if dense_first:
-            x = convolve_tiles(x, dense.transpose(1, 2))
+        if self._dense_first:
+            x = convolve_tiles(x, dense)
             axes, bases = axes[::-1], bases[::-1]
         for axis in axes:
             count = self.plan.bcop_size[axis] - 1
             own, bases = bases[:count], bases[count:]
             x = pad(lead_axis(x, axis), axis)
             x = lead_batch(apply_factors(own, x, self.geometry.dilation[axis]) if own else x, axis)
-        return x if dense_first else convolve_tiles(x, dense)
+        return x if self._dense_first else convolve_tiles(x, dense)
+
+    @property
+    def _dense_first(self) -> bool:
+        """Whether a rotation comes first, to at least as many channels; then the order of all factors is reversed."""
+        return not self.has_rko and self.geometry.group_out >= self.geometry.group_in
 
     def _factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
-        """The dense kernel with orthonormal rows `(g, m, c, *tile)`, then the bases `(g, r, c)` from the first axis on."""
+        """The dense kernel `(g, out, in, *tile)`, then the bases `(g, r, c)` from the first axis on."""
         bases = self._bases(raw[0])
         if self.has_rko:
             return self._rko(raw[-1]), *bases.unbind(1)
         rotation, bases = bases.split((2, bases.shape[1] - 2), 1)
         dense = compose(rotation, (1,) * self.geometry.dims, columns=self.columns)
-        return dense.transpose(1, 2), *bases.unbind(1)
+        return dense if self._dense_first else dense.transpose(1, 2), *bases.unbind(1)
 
     def _rko(self, raw: Tensor) -> Tensor:  # → (g, out, inner, *e)
         shape = (self.geometry.groups, self.geometry.group_out, self.plan.inner_channels, *self.plan.rko_size)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from orthogonium.linalg.precision import full_precision_backward
 from orthogonium.methods.factors import (
     apply_taps,
     apply_taps_adjoint,
@@ -187,6 +188,7 @@ class _Compose(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision_backward
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None]:
         if grad is None:
             return None, None, None, None

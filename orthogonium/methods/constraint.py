@@ -37,10 +37,10 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
     return _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
 
 
-def _standard(weight: Tensor) -> Tensor:
+def standard_strides(x: Tensor) -> Tensor:
     """Axes of size 1 may have any stride and still count as contiguous; torch 2.13 then convolves out of bounds."""
-    standard = [math.prod(weight.shape[i + 1 :]) for i in range(weight.dim())]
-    return weight if list(weight.stride()) == standard else weight.clone(memory_format=torch.contiguous_format)
+    standard = [math.prod(x.shape[i + 1 :]) for i in range(x.dim())]
+    return x if list(x.stride()) == standard else x.clone(memory_format=torch.contiguous_format)
 
 
 class _Built:
@@ -98,7 +98,7 @@ class Constraint(nn.Module):
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
-        return _standard(full_precision(self.build)(*raw))
+        return standard_strides(full_precision(self.build)(*raw))
 
     def separates(self, pixels: int) -> bool:
         """Whether `convolve` is cheaper than building the weight, for a batch of so many pixels."""

@@ -11,14 +11,15 @@ all images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd.forward_ad import unpack_dual
 
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.precision import full_precision_backward, has_values
 
 
 def lead_axis(x: Tensor, axis: int) -> Tensor:  # (n, g, c, *sizes) → (g, c, size, n, *others)
@@ -53,33 +54,34 @@ class _Factors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shift: int, x: Tensor, *bases: Tensor) -> Tensor:
         saved: list[Tensor] = []
-        y = _apply(bases, x, shift, saved)
+        y = _apply(bases, x, shift, saved if any(ctx.needs_input_grad[2:]) else None)
         ctx.shift = shift
-        ctx.save_for_backward(*bases, *saved)
+        ctx.save_for_backward(x, *bases, *saved)
         return y
 
     @staticmethod
+    @full_precision_backward
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = list(ctx.saved_tensors)  # unpacked once: activation checkpoints allow no more
-        count = len(saved) // 3
-        bases, saved = saved[:count], saved[count:]
-        if torch.is_grad_enabled():  # the derivative is to be derived itself: take that of the plain operators
-            inputs = (saved[0], *bases)
-            wanted = [t for t in inputs if t.requires_grad]
-            found = iter(torch.autograd.grad(_apply(bases, saved[0], ctx.shift), wanted, grad, create_graph=True))
-            return None, *(next(found) if t.requires_grad else None for t in inputs)
         _, wants_x, *wants_bases = ctx.needs_input_grad
-        grads: list[Tensor | None] = [None] * count
-        for i in reversed(range(count)):
-            u, coordinates, x = bases[i], saved.pop(), saved.pop()
-            inner = torch.bmm(u, grad)
+        x, *saved = ctx.saved_tensors  # unpacked once: activation checkpoints allow no more
+        bases, saved = saved[: len(wants_bases)], saved[len(wants_bases) :]
+        if torch.is_grad_enabled():  # the derivative is to be derived itself: take that of the plain operators
+            inputs = [t.view_as(t) for t in (x, *bases)]  # what they are computed from is not asked for here
+            y = _apply(inputs[1:], inputs[0], ctx.shift)
+            wanted = [t for t, wants in zip(inputs, ctx.needs_input_grad[1:], strict=True) if wants]
+            found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+            return None, *(next(found) if wants else None for wants in ctx.needs_input_grad[1:])
+        grads: list[Tensor | None] = [None] * len(bases)
+        for i in reversed(range(len(bases))):
+            inner = torch.bmm(bases[i], grad)
             zeros = grad.new_zeros(()).expand(*grad.shape[:2], ctx.shift)
             few = zeros[:, : inner.shape[1]]
             inner = torch.cat((inner, few), 2).sub_(torch.cat((few, inner), 2))
             if wants_bases[i]:
-                grads[i] = torch.bmm(coordinates, grad.mT).baddbmm_(inner, x.mT)
+                pixels, coordinates = saved[2 * i : 2 * i + 2]
+                grads[i] = torch.bmm(coordinates, grad.mT).baddbmm_(inner, pixels.mT)
             if i or wants_x:
-                grad = torch.cat((zeros, grad), 2).baddbmm_(u.mT, inner)
+                grad = torch.cat((zeros, grad), 2).baddbmm_(bases[i].mT, inner)
         return None, grad if wants_x else None, *grads
 
 
@@ -87,11 +89,13 @@ def apply_factors(bases: Sequence[Tensor], x: Tensor, dilation: int) -> Tensor: 
     """Apply the factors of one axis in the order given: each takes `dilation` pixels off."""
     others = x.shape[3:]
     x = x.flatten(2)
-    shift = dilation * others.numel()
+    shift = dilation * math.prod(others)
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *bases))
     # Compilers, function transforms and forward derivatives take the plain operators.
-    special = recorded and has_values(x, *bases) and forward_ad._current_level < 0
-    y = _Factors.apply(shift, x, *bases) if special else _apply(bases, x, shift)
+    if recorded and has_values(x, *bases) and all(unpack_dual(t).tangent is None for t in (x, *bases)):
+        y = _Factors.apply(shift, x, *bases)
+    else:
+        y = _apply(bases, x, shift)
     return y.unflatten(2, (-1, *others))
 
 
@@ -106,5 +110,5 @@ def convolve_tiles(x: Tensor, kernel: Tensor) -> Tensor:  # (n, g, c, *sizes), (
     places = range(3, x.dim(), 2)  # of the tiles; the pixels of a tile follow
     x = x.permute(1, 2, *(i + 1 for i in places), places[-1], 0, *places[:-1])  # the last axis leads
     sizes = x.shape[2 + len(tile) :]
-    y = torch.bmm(kernel.flatten(2), x.reshape(x.shape[0], -1, sizes.numel()))
+    y = torch.bmm(kernel.flatten(2), x.reshape(x.shape[0], -1, math.prod(sizes)))
     return lead_batch(y.unflatten(2, sizes), len(tile) - 1)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from orthogonium.linalg.precision import full_precision_backward
 from orthogonium.methods.factors import (
     apply_taps,
     apply_taps_adjoint,
@@ -59,6 +60,7 @@ class _ComposePairs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision_backward
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
         if grad is None:
             return None, None, None

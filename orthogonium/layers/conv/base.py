@@ -17,7 +17,7 @@ from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
 from orthogonium.linalg.precision import autocasts, is_exporting
-from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.constraint import Constraint, standard_strides
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -120,21 +120,21 @@ class ConstrainedConv(ConstrainedConvNd):
 
     def _separates(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> bool:
         """Whether the factors of the weight do the same as the weight for less."""
-        # Which is cheaper depends on the batch, which an exported graph may leave open.
-        if is_exporting() or not constraint.rebuilds(raw):
+        # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
+        if is_exporting() or torch.jit.is_tracing() or not constraint.rebuilds(raw):
             return False
         if not constraint.separates(input.numel() // self.in_channels):
             return False
-        # Half precision would round each factor, other memory formats would be lost; what is no image, or too small, is
-        # refused by the convolution with the weight.
-        if input.dtype.itemsize < 4 or autocasts(input) or not input.is_contiguous():
+        # Half precision would round each factor, other memory formats would be lost.
+        half = input.dtype.itemsize < 4 or autocasts(input)
+        if half or input.layout != torch.strided or not input.is_contiguous():
             return False
-        sizes = input.shape[-self.dims :]
-        axes = zip(sizes, self.border.left, self.border.right, self.geometry.extent, strict=False)
-        fits = all(n > 0 and n + a + b >= x and max(a, b) <= n for n, a, b, x in axes)
-        return (
-            fits and input.dim() in (self.dims + 1, self.dims + 2) and input.shape[-self.dims - 1] == self.in_channels
-        )
+        # Errors are those of the convolution with the weight.
+        if self.bias is not None and self.bias.dtype != input.dtype:
+            return False
+        image = input.dim() in (self.dims + 1, self.dims + 2) and input.shape[-self.dims - 1] == self.in_channels
+        axes = zip(input.shape[-self.dims :], self.border.left, self.border.right, self.geometry.extent, strict=False)
+        return image and all(n > 0 and n + a + b >= x and max(a, b) <= n for n, a, b, x in axes)
 
     def _extend(self, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
         return (wrap if self.border.mode == "circular" else zero_extend)(x, left, right)
@@ -155,7 +155,8 @@ class ConstrainedConv(ConstrainedConvNd):
             return self._extend(x, [left, *others], [right - unused, *others])
 
         x = constraint.convolve(input.reshape(-1, g.groups, g.group_in, *input.shape[-g.dims :]), pad, *raw)
-        y = x.reshape(*input.shape[: -g.dims - 1], g.out_channels, *x.shape[3:]).contiguous()
+        y = x.reshape(*input.shape[: -g.dims - 1], g.out_channels, *x.shape[3:])
+        y = standard_strides(y)
         return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
 
 

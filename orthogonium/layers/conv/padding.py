@@ -98,7 +98,7 @@ def _index(left: int, right: int, size: int, device: torch.device) -> Tensor:
 def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """Circular padding by at most the image."""
     axes = [i for i, amounts in enumerate(zip(left, right, strict=True)) if any(amounts)]
-    if len(axes) == 1:  # torch pads at most three axes, of images
+    if len(axes) == 1:  # of any tensor; torch pads the last three axes of five at most
         axis = axes[0]
         dim, size = x.dim() - len(left) + axis, x.shape[axis - len(left)]
         return torch.cat((x.narrow(dim, size - left[axis], left[axis]), x, x.narrow(dim, 0, right[axis])), dim)

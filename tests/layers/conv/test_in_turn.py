@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from orthogonium.errors import ShapeError
 from orthogonium.layers.conv import AOC
 from orthogonium.methods.aoc import OrthogonalKernel
+from orthogonium.methods.in_turn import _apply, apply_factors
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (3, 3, 3)]
 KERNELS = {2: [(3, 3), (2, 4), (5, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3)]}
@@ -39,9 +40,15 @@ def make(channels, kernel, dtype=torch.float64, **options):
     return layer
 
 
+@pytest.fixture(autouse=True)
+def few_channels(monkeypatch):
+    """Small operators for the tests: in turn with any number of channels."""
+    monkeypatch.setattr("orthogonium.methods.aoc._CHANNELS", 1)
+
+
 @pytest.fixture
 def calls(monkeypatch):
-    """The layers' constraints that convolved in turn."""
+    """The constraints that convolved in turn."""
     calls, convolve = [], OrthogonalKernel.convolve
 
     def spy(self, *arguments):
@@ -66,7 +73,7 @@ def assert_same_as_with_the_weight(layer, shape, calls):
             y = layer(x)
         assert len(calls) == 1
         results.append((y, *torch.autograd.grad(y.sin().sum(), [x, *(p for p in layer.parameters() if p.numel())])))
-    assert results[0][0].is_contiguous()
+    assert results[0][0].stride() == results[1][0].stride()
     torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
     calls.clear()
 
@@ -124,9 +131,9 @@ def test_fewer_flops():
         (AOC.AdaptiveOrthoConv2d(16, 32, 3, stride=2), (1, 16, 16, 16)),
     ]:
         x = torch.randn(shape)
-        cost = flops(lambda layer=layer, x=x: layer(x).sum().backward())
+        cost = flops(lambda layer=layer, x=x: layer(x))
         with parametrize.cached():
-            assert cost < 0.9 * flops(lambda layer=layer, x=x: layer(x).sum().backward())
+            assert cost < 0.9 * flops(lambda layer=layer, x=x: layer(x))
 
 
 def test_what_is_cheaper_with_the_weight(calls):
@@ -153,6 +160,13 @@ def test_what_is_cheaper_with_the_weight(calls):
             torch.testing.assert_close(y, layer(x))
 
 
+def test_few_channels_use_the_weight(monkeypatch):
+    monkeypatch.undo()
+    for channels in (47, 48):
+        layer = make((channels, channels, 1), (3, 3))
+        assert layer.parametrizations.weight[0].separates(16) == (channels == 48)
+
+
 def test_the_weight_is_kept_in_eval(calls):
     layer = make((8, 8, 1), (3, 3), torch.float32).eval()
     x = torch.randn(1, 8, 4, 4)
@@ -165,7 +179,7 @@ def test_the_weight_is_kept_in_eval(calls):
 
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
 def test_gradient_penalty(mode, calls):
-    """Gradients of a function of gradients, and of a second gradient of the parameters' own."""
+    """Gradients of a function of gradients."""
     layer = make((8, 8, 1), (3, 3), padding_mode=mode)
     x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
     results = []
@@ -176,6 +190,22 @@ def test_gradient_penalty(mode, calls):
         results.append((slope, *torch.autograd.grad(slope.square().sum() + y.sum(), [x, *layer.parameters()])))
     assert len(calls) == 1
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+def test_second_derivatives_of_factors_alone():
+    """Also where the images depend on the basis."""
+    u = torch.linalg.qr(torch.randn(6, 3, dtype=torch.float64))[0].mT[None].contiguous().requires_grad_()
+    x = torch.randn(1, 6, 5, 1, dtype=torch.float64)
+
+    def slope(apply):
+        y = apply([u], (u.sum() * x).sin())
+        return torch.autograd.grad(y.pow(3).sum(), u, create_graph=True)[0]
+
+    plain = slope(lambda bases, x: _apply(bases, x.flatten(2), 1))
+    special = slope(lambda bases, x: apply_factors(bases, x, 1))
+    torch.testing.assert_close(special, plain)
+    seconds = [torch.autograd.grad(g.square().sum(), u)[0] for g in (special, plain)]
+    torch.testing.assert_close(*seconds)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -239,6 +269,14 @@ def test_export_for_every_batch(strict):
         torch.testing.assert_close(program.module()(x), layer(x))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traces_for_every_batch_and_size():
+    layer = make((8, 8, 1), (3, 3), padding_mode="zeros")
+    traced = torch.jit.trace(layer, torch.randn(2, 8, 4, 4, dtype=torch.float64), check_trace=False)
+    x = torch.randn(50, 8, 6, 5, dtype=torch.float64)
+    torch.testing.assert_close(traced(x), layer(x))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 def test_forward_derivatives(calls):
     """The layer is affine: its derivative along a direction is its linear part."""
@@ -264,6 +302,20 @@ def test_half_precision_uses_the_weight(dtype, calls):
     torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=0.02)
     torch.testing.assert_close(layer.to(dtype)(x.to(dtype)).float(), expected, rtol=0.02, atol=0.02)
     assert not calls
+
+
+def test_autocast_around_the_backward_pass():
+    """The forward pass ran outside of it: gradients are right to the precision of autocast."""
+    layer = make((8, 8, 1), (3, 3), torch.float32)
+    x = torch.randn(2, 8, 4, 4, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    for create_graph in (False, True):
+        expected = torch.autograd.grad(layer(x).sin().sum(), inputs)
+        y = layer(x).sin().sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            slope = torch.autograd.grad(y, inputs[: 1 if create_graph else None], create_graph=create_graph)
+        for a, b in zip(slope, expected, strict=False):
+            assert (a - b).norm() <= 0.01 * b.norm()
 
 
 def test_memory_formats_are_kept(calls):
