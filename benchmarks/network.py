@@ -75,7 +75,7 @@ if __name__ == "__main__":
     rows = []
     for job, batch, rounds in [
         ("training", 16, 8),
-        ("training", 64, 4),
+        ("training", 64, 8),
         ("evaluation", 1, 16),
         ("evaluation", 16, 8),
         ("evaluation", 64, 4),
