@@ -6,22 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from orthogonium import losses
 from orthogonium.errors import ParameterError
-from orthogonium.losses import (
-    CertificateRegularizedLoss,
-    Cosine_VRA_Loss,
-    CosineLoss,
-    EMMALoss,
-    HKRLoss,
-    HKRMulticlassLoss,
-    KRLoss,
-    KRMulticlassLoss,
-    LALoss,
-    LossXent,
-    LseHKRMulticlassLoss,
-    SoftHKRMulticlassLoss,
-    TauCrossEntropyLoss,
-)
 from tests.losses.batches import CLASSES, batch
 
 
@@ -45,37 +31,37 @@ def test_offset_cross_entropy():
         return -0.25 * log_softmax(shifted, y)
 
     logits, labels, expected = by_sample(formula)
-    assert torch.allclose(LossXent(CLASSES, reduction="none")(logits, labels), expected, atol=1e-5)
-    assert torch.allclose(LossXent(CLASSES, 1.5 * math.sqrt(2))(logits, labels), expected.mean())
+    assert torch.allclose(losses.LossXent(CLASSES, reduction="none")(logits, labels), expected, atol=1e-5)
+    assert torch.allclose(losses.LossXent(CLASSES, 1.5 * math.sqrt(2))(logits, labels), expected.mean())
 
 
 def test_offset_cross_entropy_becomes_a_hinge_on_the_margin():
     logits, labels = batch(40)
     margin = logits.gather(1, labels[:, None])[:, 0] - logits.scatter(1, labels[:, None], -math.inf).amax(dim=1)
-    cold = LossXent(CLASSES, 1.3, 1e-4, reduction="none")(logits, labels)
+    cold = losses.LossXent(CLASSES, 1.3, 1e-4, reduction="none")(logits, labels)
     assert torch.allclose(cold, F.relu(1.3 - margin), atol=1e-3)
 
 
 def test_tau_cross_entropy():
     logits, labels, expected = by_sample(lambda z, y: -log_softmax([5 * v for v in z], y) / 5)
-    assert torch.allclose(TauCrossEntropyLoss(5.0, reduction="none")(logits, labels), expected)
-    smoothed = TauCrossEntropyLoss(1.0, label_smoothing=0.3)(logits, labels)
+    assert torch.allclose(losses.TauCrossEntropyLoss(5.0, reduction="none")(logits, labels), expected)
+    smoothed = losses.TauCrossEntropyLoss(1.0, label_smoothing=0.3)(logits, labels)
     assert torch.allclose(smoothed, F.cross_entropy(logits, labels, label_smoothing=0.3))
 
 
 def test_cosine():
     logits, labels, expected = by_sample(lambda z, y: -z[y] / math.sqrt(sum(v * v for v in z)))
-    assert torch.allclose(CosineLoss(reduction="none")(logits, labels), expected)
+    assert torch.allclose(losses.CosineLoss(reduction="none")(logits, labels), expected)
 
 
 def test_cosine_of_probabilities_is_that_of_the_vector():
     logits, _ = batch()
     q = F.softmax(torch.randn(6, CLASSES, dtype=torch.float64), dim=1)
     cosine = (logits * q).sum(dim=1) / (logits.norm(dim=1) * q.norm(dim=1))
-    assert torch.allclose(CosineLoss(reduction="none")(logits, q), -cosine)
-    violation = Cosine_VRA_Loss(1.0, eps=1.0, reduction="none")
+    assert torch.allclose(losses.CosineLoss(reduction="none")(logits, q), -cosine)
+    violation = losses.Cosine_VRA_Loss(1.0, eps=1.0, reduction="none")
     expected = sum(q[:, k] * violation(logits, torch.full((6,), k)) for k in range(CLASSES))
-    loss = Cosine_VRA_Loss(0.4, eps=1.0, reduction="none")
+    loss = losses.Cosine_VRA_Loss(0.4, eps=1.0, reduction="none")
     assert torch.allclose(loss(logits, q), 0.4 * expected - 0.6 * cosine)
 
 
@@ -88,7 +74,7 @@ def test_cosine_vra(kind, constant):
         return -0.7 * z[y] / math.sqrt(sum(v * v for v in z)) + 0.3 * violation
 
     logits, labels, expected = by_sample(formula)
-    loss = Cosine_VRA_Loss(0.3, 1.5, 0.8, kind, reduction="none")
+    loss = losses.Cosine_VRA_Loss(0.3, 1.5, 0.8, kind, reduction="none")
     assert torch.allclose(loss(logits, labels), expected)
 
 
@@ -96,7 +82,7 @@ def test_head_weight_takes_the_place_of_the_type():
     logits, _ = batch()
     labels = logits.argmax(dim=1)
     orthonormal = torch.eye(CLASSES, dtype=torch.float64)  # rows √2 apart: the global type
-    for loss in (Cosine_VRA_Loss, EMMALoss, CertificateRegularizedLoss):
+    for loss in (losses.Cosine_VRA_Loss, losses.EMMALoss, losses.CertificateRegularizedLoss):
         by_type = loss(last_layer_type="global")(logits, labels)
         assert torch.allclose(loss()(logits, labels, orthonormal), by_type)
         assert not torch.allclose(loss()(logits, labels), by_type)
@@ -108,12 +94,12 @@ def test_kr_is_the_difference_of_the_means():
     scores, labels = torch.randn(9, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0, 0, 0, 0])
     kr = scores[labels == 1].mean() - scores[labels == 0].mean()
     for form in (labels, 2 * labels - 1, labels.bool(), labels.double(), labels[:, None]):
-        assert torch.allclose(KRLoss()(scores, form), -kr)
-        assert torch.allclose(KRLoss()(scores[:, None], form), -kr)
+        assert torch.allclose(losses.KRLoss()(scores, form), -kr)
+        assert torch.allclose(losses.KRLoss()(scores[:, None], form), -kr)
     sign = 2 * labels - 1
     hinge = F.relu(0.75 - sign * scores).mean()
-    assert torch.allclose(HKRLoss(0.6, 1.5)(scores, labels), 0.6 * hinge - 0.4 * kr)
-    assert torch.allclose(HKRLoss(1.0, 1.5)(scores, sign), hinge)
+    assert torch.allclose(losses.HKRLoss(0.6, 1.5)(scores, labels), 0.6 * hinge - 0.4 * kr)
+    assert torch.allclose(losses.HKRLoss(1.0, 1.5)(scores, sign), hinge)
 
 
 def test_multiclass_kr_is_one_against_the_rest():
@@ -125,17 +111,17 @@ def test_multiclass_kr_is_one_against_the_rest():
         values = torch.where(mine, (CLASSES - 1) * F.relu(0.5 - logits[:, k]), F.relu(0.5 + logits[:, k]))
         hinges.append(values.mean())
     kr, hinge = sum(krs) / CLASSES, sum(hinges) / CLASSES
-    assert torch.allclose(KRMulticlassLoss()(logits, labels), -kr)
-    assert torch.allclose(HKRMulticlassLoss(0.7)(logits, labels), 0.7 * hinge - 0.3 * kr)
+    assert torch.allclose(losses.KRMulticlassLoss()(logits, labels), -kr)
+    assert torch.allclose(losses.HKRMulticlassLoss(0.7)(logits, labels), 0.7 * hinge - 0.3 * kr)
 
 
 def test_classes_absent_from_the_batch_are_left_out():
     logits = torch.randn(3, CLASSES, requires_grad=True)
-    loss = HKRMulticlassLoss(0.5)(logits, torch.zeros(3, dtype=torch.long))
+    loss = losses.HKRMulticlassLoss(0.5)(logits, torch.zeros(3, dtype=torch.long))
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
     scores = torch.randn(3)
-    assert torch.allclose(KRLoss()(scores, torch.ones(3)), -scores.mean())
+    assert torch.allclose(losses.KRLoss()(scores, torch.ones(3)), -scores.mean())
 
 
 def test_soft_hkr():
@@ -149,13 +135,13 @@ def test_soft_hkr():
         return 0.3 * kr + 0.7 * hinge
 
     logits, labels, expected = by_sample(formula)
-    loss = SoftHKRMulticlassLoss(0.7, 0.8, 0.99, 2.0, reduction="none")
+    loss = losses.SoftHKRMulticlassLoss(0.7, 0.8, 0.99, 2.0, reduction="none")
     loss(torch.full((2, CLASSES), 5.0), torch.tensor([0, 1]))  # one training step moves the mean
     assert torch.allclose(loss.eval()(logits, labels), expected, atol=1e-6)
 
 
 def test_soft_hkr_moves_its_mean_only_in_training_steps():
-    loss = SoftHKRMulticlassLoss(min_margin=0.5)
+    loss = losses.SoftHKRMulticlassLoss(min_margin=0.5)
     logits, labels = torch.full((3, CLASSES), -9.0, requires_grad=True), torch.tensor([0, 1, 2])
     assert loss.mean.item() == 0.5 and "mean" in dict(loss.named_buffers())
     loss.eval()(logits, labels)
@@ -165,7 +151,7 @@ def test_soft_hkr_moves_its_mean_only_in_training_steps():
     first, second = loss(logits, labels), loss(logits, labels)
     (first + second).backward()  # the second step did not spoil the graph of the first
     assert loss.mean.item() == pytest.approx(0.99 * (0.99 * 0.5 + 0.09) + 0.09)
-    copy = SoftHKRMulticlassLoss(min_margin=0.5)
+    copy = losses.SoftHKRMulticlassLoss(min_margin=0.5)
     copy.load_state_dict(loss.state_dict())
     assert copy.mean == loss.mean
     loss(1e9 * logits, labels)
@@ -173,8 +159,8 @@ def test_soft_hkr_moves_its_mean_only_in_training_steps():
 
 
 def test_soft_hkr_has_a_legal_default():
-    assert 0 <= SoftHKRMulticlassLoss().alpha <= 1
-    assert torch.isfinite(SoftHKRMulticlassLoss(alpha=0.5)(*batch()))
+    assert 0 <= losses.SoftHKRMulticlassLoss().alpha <= 1
+    assert torch.isfinite(losses.SoftHKRMulticlassLoss(alpha=0.5)(*batch()))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -182,11 +168,11 @@ def test_lse_hkr_lies_between_the_maximum_and_its_bound(classes):
     z, y = torch.randn(50, classes, dtype=torch.float64), torch.randint(classes, (50,))
     rival = z.scatter(1, y[:, None], -math.inf).amax(dim=1)
     true = z.gather(1, y[:, None])[:, 0]
-    kr = LseHKRMulticlassLoss(0.0, min_margin=0.6, penalty=0.5, reduction="none")(z, y)
+    kr = losses.LseHKRMulticlassLoss(0.0, min_margin=0.6, penalty=0.5, reduction="none")(z, y)
     excess = kr - (rival - true)
     assert (excess >= -1e-12).all() and (excess <= 0.15 + 1e-12).all()
     smooth = kr + true
-    hinge = LseHKRMulticlassLoss(1.0, min_margin=0.6, penalty=0.5, reduction="none")(z, y)
+    hinge = losses.LseHKRMulticlassLoss(1.0, min_margin=0.6, penalty=0.5, reduction="none")(z, y)
     assert torch.allclose(hinge, F.relu(0.3 - true) + F.relu(0.3 + smooth))
     if classes == 2:
         assert torch.allclose(smooth, rival)
@@ -198,8 +184,10 @@ def test_la():
         return -0.75 * (1 - math.exp(log_p)) ** 5 * log_p
 
     logits, labels, expected = by_sample(formula)
-    assert torch.allclose(LALoss(reduction="none")(logits, labels), expected)
-    assert torch.allclose(LALoss(0.25, 1.0, 0.0)(logits, labels), LossXent(CLASSES, 1.0, 0.25)(logits, labels))
+    assert torch.allclose(losses.LALoss(reduction="none")(logits, labels), expected)
+    assert torch.allclose(
+        losses.LALoss(0.25, 1.0, 0.0)(logits, labels), losses.LossXent(CLASSES, 1.0, 0.25)(logits, labels)
+    )
 
 
 def test_emma():
@@ -212,13 +200,13 @@ def test_emma():
         return -log_softmax(attacked, y)
 
     logits, labels, expected = by_sample(formula)
-    assert torch.allclose(EMMALoss(0.6, 1.5, reduction="none")(logits, labels), expected)
+    assert torch.allclose(losses.EMMALoss(0.6, 1.5, reduction="none")(logits, labels), expected)
 
 
 def test_emma_takes_its_shares_as_constants():
     """Brought level, a class would have no gradient at all if the share were differentiated."""
     logits = torch.tensor([[0.5, 0.0]], dtype=torch.float64, requires_grad=True)
-    EMMALoss(0.5)(logits, torch.tensor([0])).backward()
+    losses.EMMALoss(0.5)(logits, torch.tensor([0])).backward()
     assert torch.allclose(logits.grad, torch.tensor([[-0.5, 0.5]], dtype=torch.float64))
 
 
@@ -228,4 +216,4 @@ def test_certificate_regularization():
         return -log_softmax(z, y) - 0.3 * max(0.0, radius)
 
     logits, labels, expected = by_sample(formula)
-    assert torch.allclose(CertificateRegularizedLoss(0.3, 1.5, reduction="none")(logits, labels), expected)
+    assert torch.allclose(losses.CertificateRegularizedLoss(0.3, 1.5, reduction="none")(logits, labels), expected)
