@@ -1,7 +1,7 @@
 """Time several contestants in one run, in turns, so that a busy machine slows all of them alike.
 
-Each contestant lives in a process of its own: the published library (`.peer`) has the same package name as ours. A
-contestant is a function that sets up its case and returns the function to time.
+A contestant is a function that sets up its case and returns the function to time. Ours live in one process, those of the
+published library (`.peer`), which has the same package name, in another.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ def install_peer() -> None:
         subprocess.run([*command, f"orthogonium=={PEER_VERSION}"], check=True)
 
 
-def _serve(connection, peer: bool, contestant: str, arguments: dict, threads: int) -> None:
+def _serve(connection, peer: bool, contestants: dict[str, tuple[str, dict]], threads: int) -> None:
     if peer:
         sys.path.insert(0, str(PEER))
     import torch
 
     torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    module, function = contestant.split(":")
-    run = getattr(importlib.import_module(module), function)(**arguments)
-    run()
+    jobs = {}
+    for name, (contestant, arguments) in contestants.items():
+        torch.manual_seed(0)
+        module, function = contestant.split(":")
+        jobs[name] = getattr(importlib.import_module(module), function)(**arguments)
+        jobs[name]()
     connection.send("ready")
-    while connection.recv() == "go":
-        start, calls, seconds = time.perf_counter(), 0, 0.0
-        while seconds < TURN:
-            result = run()
-            calls += 1
-            seconds = time.perf_counter() - start
-        connection.send((seconds / calls, result))
+    while (name := connection.recv()) is not None:
+        begin, best = time.perf_counter(), float("inf")
+        while time.perf_counter() < begin + TURN:
+            start = time.perf_counter()
+            result = jobs[name]()
+            best = min(best, time.perf_counter() - start)
+        connection.send((best, result))
 
 
 def race(
     contestants: dict[str, tuple[bool, str, dict]], rounds: int, threads: int = 2
 ) -> dict[str, tuple[float, object]]:
-    """Time of a call in the best turn of each contestant, `name: (is it the peer, "module:function", arguments)`.
+    """Time of the fastest call of each contestant, `name: (is it the peer, "module:function", arguments)`.
 
     With it comes what the contestant returned last. All start anew in each heat: where memory happens to lie makes a
-    process faster or slower by 10% for as long as it lives.
+    network faster or slower by 10% for as long as it lives.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.update(KEEP_FREED_MEMORY)
@@ -69,22 +71,23 @@ def race(
 def _heat(contestants: dict, rounds: int, threads: int) -> dict[str, tuple[float, object]]:
     context = multiprocessing.get_context("spawn")
     ends = {}
-    for name, (peer, contestant, arguments) in contestants.items():
+    for peer in {peer for peer, _, _ in contestants.values()}:
         end, other = context.Pipe()
-        process = context.Process(target=_serve, args=(other, peer, contestant, arguments, threads), daemon=True)
-        process.start()
-        ends[name] = end
-    best: dict[str, tuple[float, object]] = {}
+        cases = {name: (function, arguments) for name, (p, function, arguments) in contestants.items() if p == peer}
+        context.Process(target=_serve, args=(other, peer, cases, threads), daemon=True).start()
+        ends[peer] = end
     for end in ends.values():
         end.recv()
+    best: dict[str, tuple[float, object]] = {}
     for _ in range(rounds):
-        for name, end in ends.items():
-            time.sleep(0.3)  # idle threads of the one before spin for a while
-            end.send("go")
-            seconds, result = end.recv()
+        for name, (peer, _, _) in contestants.items():
+            if len(ends) > 1:
+                time.sleep(0.3)  # idle threads of the other process spin for a while
+            ends[peer].send(name)
+            seconds, result = ends[peer].recv()
             best[name] = (min(seconds, best.get(name, (seconds, None))[0]), result)
     for end in ends.values():
-        end.send("stop")
+        end.send(None)
     return best
 
 

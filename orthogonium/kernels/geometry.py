@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orthogonium.errors import GeometryError
@@ -48,6 +47,16 @@ class ConvGeometry:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    # Read at every call of a layer, also where compilers trace: not computed on demand.
+    effective_stride: tuple[int, ...] = field(init=False, repr=False, compare=False)  # e of Note [Existence]
+    extent: tuple[int, ...] = field(init=False, repr=False, compare=False)  # pixels from the first to the last tap
+    is_strided: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        axes = list(zip(self.kernel_size, self.stride, self.dilation, strict=True))
+        object.__setattr__(self, "effective_stride", tuple(min(s // math.gcd(s, d), k) for k, s, d in axes))
+        object.__setattr__(self, "extent", tuple(d * (k - 1) + 1 for k, _, d in axes))
+        object.__setattr__(self, "is_strided", any(s > 1 for s in self.stride))
 
     @classmethod
     def of(
@@ -91,17 +100,6 @@ class ConvGeometry:
     def group_out(self) -> int:
         """Output channels of a group."""
         return self.out_channels // self.groups
-
-    @cached_property
-    def effective_stride(self) -> tuple[int, ...]:
-        """E of Note [Existence]."""
-        axes = zip(self.stride, self.dilation, self.kernel_size, strict=True)
-        return tuple(min(s // math.gcd(s, d), k) for s, d, k in axes)
-
-    @cached_property
-    def extent(self) -> tuple[int, ...]:
-        """Pixels from the first to the last tap, `d(k − 1) + 1`."""
-        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from orthogonium.errors import NumericalWarning, ShapeError
 
@@ -61,13 +62,18 @@ def _to(result: Result, dtype: torch.dtype) -> Result:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Whether entries can be looked at: not so while compiling or tracing, nor for meta, fake or wrapped tensors."""
+    """Whether tensors are values to look at and no more: not so in compilers and transforms, nor if meta, fake or dual."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)
+        and all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta and not _is_dual(t) for t in tensors)
     )
+
+
+def _is_dual(x: Tensor) -> bool:
+    """Whether `x` carries a tangent of forward-mode differentiation, which no_grad does not turn off."""
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def check_matrix(w: Tensor, name: str) -> None:

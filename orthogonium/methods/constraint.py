@@ -43,8 +43,10 @@ def standard_strides(x: Tensor) -> Tensor:
     return x if list(x.stride()) == standard else x.clone(memory_format=torch.contiguous_format)
 
 
-class _Built:
-    """A weight and the raw parameters it was built from."""
+class Kept:
+    """A weight, the raw parameters it was built from, and what a layer derived from it (forgotten with the weight)."""
+
+    derived: Any = None
 
     def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
         # Outside inference mode, so that the version counter of the weight exists.
@@ -54,6 +56,7 @@ class _Built:
         self.version = self.weight._version
 
     def is_current(self, raw: tuple[Tensor, ...]) -> bool:
+        """Whether the weight is as it was built, from these raw parameters."""
         return self.weight._version == self.version and all(
             p.shape == q.shape and p.dtype == q.dtype and p.device == q.device and _same_values(p, q)
             for p, q in zip(raw, self.raw, strict=True)
@@ -65,7 +68,7 @@ class Constraint(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._built: _Built | None = None
+        self._kept: Kept | None = None
         self._initial: Tensor | tuple[Tensor, ...] | None = None
 
     def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
@@ -85,16 +88,17 @@ class Constraint(nn.Module):
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
-        if self.rebuilds(raw):
-            return self._evaluate(raw)
-        if self._built is None or not self._built.is_current(raw):
-            self._built = _Built(raw, self._evaluate)
-        return self._built.weight
+        kept = self.kept(raw)
+        return self._evaluate(raw) if kept is None else kept.weight
 
-    def rebuilds(self, raw: tuple[Tensor, ...]) -> bool:
-        """Whether the weight has to be built at each call: gradients may flow, or there are no values to compare."""
+    def kept(self, raw: tuple[Tensor, ...]) -> Kept | None:
+        """The weight that is served without building it, unless gradients may flow or there are no values to compare."""
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
-        return self.training or differentiable or not has_values(*raw)
+        if self.training or differentiable or not has_values(*raw):
+            return None
+        if self._kept is None or not self._kept.is_current(raw):
+            self._kept = Kept(raw, self._evaluate)
+        return self._kept
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]."""
@@ -130,12 +134,12 @@ class Constraint(nn.Module):
     def train(self, mode: bool = True) -> Constraint:
         """Training makes the cached weight useless: free it."""
         if mode:
-            self._built = None
+            self._kept = None
         super().train(mode)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_built": None}  # copies and pickles build their own
+        return {**self.__dict__, "_kept": None}  # copies and pickles build their own
 
 
 def constrain(layer: nn.Module, constraint: Constraint, raw: Tensor | tuple[Tensor, ...]) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from orthogonium.linalg.precision import full_precision_backward, has_values
 
@@ -92,7 +91,7 @@ def apply_factors(bases: Sequence[Tensor], x: Tensor, dilation: int) -> Tensor: 
     shift = dilation * math.prod(others)
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *bases))
     # Compilers, function transforms and forward derivatives take the plain operators.
-    if recorded and has_values(x, *bases) and all(unpack_dual(t).tangent is None for t in (x, *bases)):
+    if recorded and has_values(x, *bases):
         y = _Factors.apply(shift, x, *bases)
     else:
         y = _apply(bases, x, shift)

@@ -8,6 +8,8 @@ import safetensors.torch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from tests.contracts.blocks import BLOCKS
@@ -143,6 +145,24 @@ def test_cache_survives_edits_of_what_it_served(name):
         before = layer(x)
         layer.weight.mul_(3)
         torch.testing.assert_close(layer(x), before)
+
+
+@layers
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+def test_eval_does_not_lose_forward_derivatives(name):
+    """no_grad leaves them on. Most constraints refuse them; none may serve the kept weight without its tangent."""
+    layer, x = make(name)
+    layer.eval()
+    raw = {k: p.detach() for k, p in layer.named_parameters() if "original" in k}
+    with torch.no_grad(), forward_ad.dual_level():
+        layer(x)
+        dual = {k: forward_ad.make_dual(p, torch.randn_like(p)) for k, p in raw.items()}
+        try:
+            y = functional_call(layer, dual, (x,))
+        except (RuntimeError, NotImplementedError) as refusal:
+            assert "forward" in str(refusal)
+        else:
+            assert forward_ad.unpack_dual(y).tangent is not None
 
 
 @layers

@@ -15,9 +15,10 @@ from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Constrained, Guarantee
+from orthogonium.layers.conv.blocked import convolve_blocked
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
 from orthogonium.linalg.precision import autocasts, is_exporting
-from orthogonium.methods.constraint import Constraint, standard_strides
+from orthogonium.methods.constraint import Constraint, Kept, standard_strides
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -47,7 +48,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
             return Guarantee("lipschitz", "for every image size")
         if not self.border.covers(self.geometry):
             return Guarantee("lipschitz", "for every image size (the padding leaves out windows)")
-        if set(self.geometry.stride) == {1}:
+        if not self.geometry.is_strided:
             return Guarantee("orthogonal", "for every image size")
         return Guarantee("orthogonal", "for image sizes divisible by the stride; 1-Lipschitz for others")
 
@@ -74,7 +75,7 @@ class ConstrainedConv(ConstrainedConvNd):
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         border = Border.of(geometry, padding, padding_mode)
         # torch refuses "same" with stride: it gets an integer and the layer pads by itself.
-        strided_same = border.same and set(geometry.stride) != {1}
+        strided_same = border.same and geometry.is_strided
         arguments: dict[str, Any] = {
             "in_channels": in_channels,
             "out_channels": out_channels,
@@ -95,13 +96,16 @@ class ConstrainedConv(ConstrainedConvNd):
         """Convolve an image or a batch of images."""
         g, border = self.geometry, self.border
         source = self.weight_source()
-        if source is not None and self._separates(*source, input):
+        kept = None if source is None else source[0].kept(source[1])
+        if source is not None and kept is None and self._separates(*source, input):
             convolve = partial(self._convolve_in_turn, *source)
         else:
-            weight = self.weight if source is None else source[0](*source[1])
-            if border.mode == "zeros" and (not border.same or set(g.stride) == {1}):
-                return self._conv_forward(input, weight, self.bias)
-            convolve = partial(self._convolve, weight)
+            weight = kept.weight if kept else source[0](*source[1]) if source else self.weight
+            if border.mode == "zeros" and not (border.same and g.is_strided):
+                even = border.left == border.right
+                y = convolve_blocked(kept, input, self.bias, border.left, g) if even else None
+                return self._conv_forward(input, weight, self.bias) if y is None else y
+            convolve = partial(self._convolve, weight, kept)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
         if not border.same and any(n + 2 * p < x for n, p, x in zip(sizes, border.left, g.extent, strict=True)):
@@ -109,9 +113,10 @@ class ConstrainedConv(ConstrainedConvNd):
                 f"{type(self).__name__}: images of size {tuple(sizes)} padded by {border.left} are smaller than the "
                 f"extent {g.extent} of the kernel. Use padding='same'."
             )
+        if not g.is_strided:
+            return convolve(input)
         tiled = [tiled_size(n, s) for n, s in zip(sizes, g.stride, strict=True)]
-        x = zero_extend(input, [0] * g.dims, [t - n for t, n in zip(tiled, sizes, strict=True)])
-        y = convolve(x)
+        y = convolve(zero_extend(input, [0] * g.dims, [t - n for t, n in zip(tiled, sizes, strict=True)]))
         if border.same:
             return y
         # Integer padding has the outputs of torch, of which there may be one less.
@@ -121,7 +126,7 @@ class ConstrainedConv(ConstrainedConvNd):
     def _separates(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> bool:
         """Whether the factors of the weight do the same as the weight for less."""
         # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
-        if is_exporting() or torch.jit.is_tracing() or not constraint.rebuilds(raw):
+        if is_exporting() or torch.jit.is_tracing():
             return False
         if not constraint.separates(input.numel() // self.in_channels):
             return False
@@ -139,9 +144,12 @@ class ConstrainedConv(ConstrainedConvNd):
     def _extend(self, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
         return (wrap if self.border.mode == "circular" else zero_extend)(x, left, right)
 
-    def _convolve(self, weight: Tensor, input: Tensor) -> Tensor:
+    def _convolve(self, weight: Tensor, kept: Kept | None, input: Tensor) -> Tensor:
         g, border = self.geometry, self.border
         x = self._extend(input, border.left, border.right)
+        y = convolve_blocked(kept, x, self.bias, (0,) * g.dims, g)
+        if y is not None:
+            return y
         return _CONV[g.dims](x, weight, self.bias, g.stride, 0, g.dilation, g.groups)
 
     def _convolve_in_turn(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> Tensor:

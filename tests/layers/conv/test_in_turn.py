@@ -257,6 +257,16 @@ def test_transforms_compilation_and_images_without_a_batch(calls):
     assert len(calls) >= 4
 
 
+@pytest.mark.parametrize("border", BORDERS, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_compiles_with_every_border(border, stride):
+    torch._dynamo.reset()
+    padding, mode = border
+    layer = make((8, 8, 1), (3, 3), stride=stride, padding=padding, padding_mode=mode)
+    x = torch.randn(2, 8, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_for_every_batch(strict):
     layer = make((8, 8, 1), (3, 3))

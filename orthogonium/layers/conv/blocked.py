@@ -1,0 +1,91 @@
+"""Convolutions with a weight that is kept: laid out once for the processor.
+
+Note [Blocked weights]
+oneDNN, which convolves for torch on CPUs, wants weights in blocks of its own. `F.conv2d` cannot know that a weight is the
+one of the call before, and copies it into blocks at each call; where images have few pixels, that takes longer than to
+convolve. A weight kept by Note [Eval cache] of `methods/constraint.py` is copied once. Which blocks are best depends on
+the shape of the images, and the wrong ones are slow: a layout is made for a shape that comes twice in a row, and
+kept until another one does. The first call gives the same bits from the plain weight.
+
+The operator is the one that `torch.compile` calls on CPUs. It has neither derivatives nor rules for transforms, and no mode
+knows it, so that it stands in for `F.conv2d` only where nobody but the caller looks.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.linalg.precision import autocasts, has_values
+from orthogonium.methods.constraint import Kept, standard_strides
+
+_AVAILABLE = (
+    torch.backends.mkldnn.is_available()
+    and platform.machine() in ("x86_64", "AMD64")
+    and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    and hasattr(torch._C._nn, "mkldnn_reorder_conv2d_weight")
+)
+_CHANNELS = 128  # with fewer, the weight is copied faster than Python looks at all this
+
+
+def convolve_blocked(
+    kept: Kept | None, x: Tensor, bias: Tensor | None, padding: Sequence[int], geometry: ConvGeometry
+) -> Tensor | None:
+    """`F.conv2d` with the kept weight, to rounding, where Note [Blocked weights] saves time; else None."""
+    g = geometry
+    channels = min(g.group_in, g.group_out)
+    if kept is None or channels < _CHANNELS or g.dims != 2 or x.dim() != 4 or x.shape[1] != g.in_channels:
+        return None
+    axes = zip(x.shape[2:], padding, g.extent, g.stride, strict=True)
+    outputs = [(n + 2 * p - e) // s + 1 for n, p, e, s in axes]
+    # Measured on 2 cores; kernels of 5x5, dilation and more pixels are slower this way.
+    few_pixels = min(outputs) > 0 and 4 * math.prod(outputs) <= channels
+    pays = few_pixels and g.dilation == (1, 1) and 4 <= math.prod(g.kernel_size) <= 9
+    if not pays or not _only_values_matter(x, kept.weight, bias):
+        return None
+    if kept.derived is None:
+        kept.derived = _Blocked(kept.weight)
+    return kept.derived.convolve(x, bias, padding, g.stride, g.dilation, g.groups)
+
+
+def _only_values_matter(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether an operator may be used that knows dense float32 values on the CPU and nothing else."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    return (
+        _AVAILABLE
+        and torch._C._get_mkldnn_enabled()
+        and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+        and x.layout == torch.strided
+        and x.is_contiguous()
+        and x.numel() > 0
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and has_values(*tensors)
+        and not autocasts(x)
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+class _Blocked:
+    """A weight, and the layout of it for the shape of the images seen last."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._layout: tuple[torch.Size | None, Tensor | None] = None, None  # one attribute: threads may share a layer
+
+    def convolve(self, x: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:  # (n, in, h, w) → (n, out, h', w')
+        shape, blocks = self._layout
+        if blocks is None or shape != x.shape:
+            plain = self._weight.to_mkldnn()
+            again = shape == x.shape
+            blocks = torch._C._nn.mkldnn_reorder_conv2d_weight(plain, *geometry, x.shape) if again else None  # type: ignore[call-arg]
+            self._layout = x.shape, blocks
+            blocks = plain if blocks is None else blocks
+        y = torch.ops.mkldnn._convolution_pointwise(x, blocks, bias, *geometry, "none", [], "")
+        return standard_strides(y)  # it is in channels_last
