@@ -57,7 +57,8 @@ class Constrained(nn.Module):
         """The constraint and the raw parameters that the weight is built of, if by nothing else.
 
         `constraint(*raw)` is `weight`, for half the cost of the property where the constraint only looks at its cache.
-        There is no such pair after `remove_parametrizations`, beside a second parametrization, or in `parametrize.cached()`.
+        There is no such pair after `remove_parametrizations`, beside a second parametrization or hooks on the first, or in
+        `parametrize.cached()`.
         """
         chains = self._modules.get("parametrizations")
         if chains is None or parametrize._cache_enabled:
@@ -65,7 +66,10 @@ class Constrained(nn.Module):
         chain: Any = chains._modules.get("weight")
         if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
             return None
-        return chain._modules["0"], tuple(chain._parameters.values())
+        constraint = chain._modules["0"]
+        if constraint._forward_hooks or constraint._forward_pre_hooks:
+            return None
+        return constraint, tuple(chain._parameters.values())
 
     def reset_parameters(self) -> None:
         """Draw new raw parameters, zero the bias: what `to_empty` and initializers of models call."""

@@ -5,7 +5,8 @@ The weight is rebuilt at each training step. Without gradients it is built once 
 the raw parameters it came from; it is served only while the raw parameters still *equal* that copy. Comparing contents
 costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing a
 tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be
-served. Deployment that wants no check at all removes the parametrization.
+served. The weight itself is not compared, only its version counter: what was served is not to be edited through `.data`.
+Deployment that wants no check at all removes the parametrization.
 
 Note [Precision]
 Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype and autocast say.
@@ -97,7 +98,10 @@ class Constraint(nn.Module):
         if self.training or differentiable or not has_values(*raw):
             return None
         if self._kept is None or not self._kept.is_current(raw):
-            self._kept = Kept(raw, self._evaluate)
+            kept = Kept(raw, self._evaluate)
+            if not has_values(kept.weight):  # a mode made it fake
+                return None
+            self._kept = kept
         return self._kept
 
     def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.utils import parametrize
@@ -145,6 +145,29 @@ def test_cache_survives_edits_of_what_it_served(name):
         before = layer(x)
         layer.weight.mul_(3)
         torch.testing.assert_close(layer(x), before)
+
+
+@layers
+def test_eval_does_not_keep_fake_weights(name):
+    layer, x = make(name)
+    layer.eval()
+    with torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert isinstance(layer(mode.from_tensor(x)), FakeTensor)
+        assert torch.isfinite(layer(x)).all()
+
+
+@layers
+@pytest.mark.parametrize("training", [True, False])
+def test_hooks_of_the_constraint_are_called(name, training):
+    layer, x = make(name)
+    layer.train(training)
+    layer.parametrizations.weight[0].register_forward_hook(lambda _, raw, weight: weight * 0)
+    with torch.no_grad():
+        before = layer(x)
+        for p in layer.parametrizations.parameters():
+            p.mul_(torch.linspace(0.5, 2, p.numel()).view_as(p))
+        assert torch.equal(layer(x), before)
 
 
 @layers

@@ -4,8 +4,8 @@ Note [Blocked weights]
 oneDNN, which convolves for torch on CPUs, wants weights in blocks of its own. `F.conv2d` cannot know that a weight is the
 one of the call before, and copies it into blocks at each call; where images have few pixels, that takes longer than to
 convolve. A weight kept by Note [Eval cache] of `methods/constraint.py` is copied once. Which blocks are best depends on
-the shape of the images, and the wrong ones are slow: a layout is made for a shape that comes twice in a row, and
-kept until another one does. The first call gives the same bits from the plain weight.
+the size of the images, sometimes on that of the batch, and the wrong ones are slow: a layout is made for each shape, and
+those that turn out equal are kept once.
 
 The operator is the one that `torch.compile` calls on CPUs. It has neither derivatives nor rules for transforms, and no mode
 knows it, so that it stands in for `F.conv2d` only where nobody but the caller looks.
@@ -29,9 +29,11 @@ _AVAILABLE = (
     torch.backends.mkldnn.is_available()
     and platform.machine() in ("x86_64", "AMD64")
     and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    and hasattr(torch.ops.mkldnn, "_get_mkldnn_serialized_md")
     and hasattr(torch._C._nn, "mkldnn_reorder_conv2d_weight")
 )
 _CHANNELS = 128  # with fewer, the weight is copied faster than Python looks at all this
+_LAYOUTS = 2  # most layouts of a weight that are kept: a limit to the memory they take
 
 
 def convolve_blocked(
@@ -61,8 +63,7 @@ def _only_values_matter(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         _AVAILABLE
         and torch._C._get_mkldnn_enabled()
         and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
-        and x.layout == torch.strided
-        and x.is_contiguous()
+        and all(t.layout == torch.strided and t.is_contiguous() and not t._is_zerotensor() for t in tensors)
         and x.numel() > 0
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and has_values(*tensors)
@@ -73,19 +74,24 @@ def _only_values_matter(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class _Blocked:
-    """A weight, and the layout of it for the shape of the images seen last."""
+    """A weight in the layouts of the shapes of images seen so far."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
-        self._layout: tuple[torch.Size | None, Tensor | None] = None, None  # one attribute: threads may share a layer
+        self._layouts: dict[torch.Size, tuple[bytes, Tensor]] = {}  # replaced, not changed: threads may share a layer
 
     def convolve(self, x: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:  # (n, in, h, w) → (n, out, h', w')
-        shape, blocks = self._layout
-        if blocks is None or shape != x.shape:
-            plain = self._weight.to_mkldnn()
-            again = shape == x.shape
-            blocks = torch._C._nn.mkldnn_reorder_conv2d_weight(plain, *geometry, x.shape) if again else None  # type: ignore[call-arg]
-            self._layout = x.shape, blocks
-            blocks = plain if blocks is None else blocks
+        layouts = self._layouts
+        if x.shape not in layouts:
+            layouts = self._layouts = self._with_layout(x.shape, geometry)
+        blocks = layouts[x.shape][1]
         y = torch.ops.mkldnn._convolution_pointwise(x, blocks, bias, *geometry, "none", [], "")
         return standard_strides(y)  # it is in channels_last
+
+    def _with_layout(self, shape: torch.Size, geometry: tuple[Any, ...]) -> dict[torch.Size, tuple[bytes, Tensor]]:
+        blocks = torch._C._nn.mkldnn_reorder_conv2d_weight(self._weight.to_mkldnn(), *geometry, shape)  # type: ignore[call-arg]
+        description = torch.ops.mkldnn._get_mkldnn_serialized_md(blocks).numpy().tobytes()
+        distinct = dict(self._layouts.values())
+        if description not in distinct and len(distinct) == _LAYOUTS:
+            return {shape: (description, blocks)}
+        return {**self._layouts, shape: (description, distinct.get(description, blocks))}

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,11 +33,11 @@ def few_channels(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Layouts that each call used: blocks made before, or none."""
+    """Blocked weights of each call, and whether they were laid out before."""
     calls, convolve = [], blocked._Blocked.convolve
 
     def spy(self, x, *arguments):
-        calls.append(self._layout[1] if self._layout[0] == x.shape else None)
+        calls.append((self, x.shape in self._layouts))
         return convolve(self, x, *arguments)
 
     monkeypatch.setattr(blocked._Blocked, "convolve", spy)
@@ -71,7 +73,7 @@ def test_outputs_are_those_of_the_weight(kernel, border, groups, calls):
         assert (first - expected).abs().max() <= 4e-6 * expected.abs().max()  # sums of 1,152 products, in float32
         assert torch.equal(first, second) and torch.equal(first, third)
         assert first.stride() == expected.stride()
-        assert not calls or calls[2] is not None
+        assert all(known for _, known in calls[1:])
         used += len(calls)
     uneven = mode == "zeros" and padding == "same" and 2 in (height, width) and stride == 1
     assert bool(used) != uneven  # oneDNN has no padding that differs from left to right
@@ -100,11 +102,28 @@ def test_no_bias(calls):
 
 def test_shapes_in_any_order(calls):
     layer = make(48, 48, 3, padding_mode="zeros")
-    images = [torch.randn(n, 48, size, size) for n, size in [(1, 2), (1, 3), (4, 2)]]
+    images = [torch.randn(n, 48, height, width) for n, height, width in [(1, 2, 2), (1, 3, 3), (4, 2, 2), (2, 2, 4)]]
     expected = [plainly(layer, x) for x in images]
-    for i in (0, 0, 1, 0, 0, 0, 2, 2, 1, 1, 2, 0):
+    for i in (0, 0, 1, 0, 2, 3, 2, 2, 1, 1, 3, 0):
         torch.testing.assert_close(layer(images[i]), expected[i])
-    assert [c is not None for c in calls].count(True) == 1  # only one shape came three times in a row
+        held = {id(blocks) for _, blocks in calls[-1][0]._layouts.values()}
+        assert len(held) <= blocked._LAYOUTS
+
+
+def test_batches_share_a_layout(calls):
+    layer = make(256, 256, 3)
+    for batch in [1, 2, 3, 5, 8] * 2:
+        layer(torch.randn(batch, 256, 4, 4))
+    assert [known for _, known in calls] == [False] * 5 + [True] * 5
+    assert len({id(blocks) for _, blocks in calls[0][0]._layouts.values()}) <= blocked._LAYOUTS
+
+
+@pytest.mark.parametrize("bias", [torch.randn(64)[::2], torch.ones(1).expand(32), torch._efficientzerotensor(32)])
+def test_any_bias(bias):
+    layer = make(32, 32, 3, padding=1, padding_mode="zeros")
+    x = torch.randn(2, 32, 2, 2)
+    expected = functional.conv2d(x, layer.weight, bias.clone(), padding=1)
+    torch.testing.assert_close(functional_call(layer, {"bias": bias}, (x,)), expected)
 
 
 def test_stale_layouts_are_not_used():
