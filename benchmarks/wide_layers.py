@@ -24,7 +24,7 @@ def evaluation(kind: str, channels: int, size: int, batch: int):
 
 if __name__ == "__main__":
     rows = []
-    for channels, size in [(128, 4), (256, 4), (256, 8), (512, 4), (512, 8), (1024, 4), (1024, 8)]:
+    for channels, size in [(256, 4), (256, 8), (512, 4), (512, 8), (1024, 4), (1024, 8)]:
         row: list[object] = [f"{channels} → {channels}", f"{size}×{size}"]
         for batch in (1, 16):
             arguments = {"channels": channels, "size": size, "batch": batch}

@@ -32,7 +32,7 @@ _AVAILABLE = (
     and hasattr(torch.ops.mkldnn, "_get_mkldnn_serialized_md")
     and hasattr(torch._C._nn, "mkldnn_reorder_conv2d_weight")
 )
-_CHANNELS = 128  # with fewer, the weight is copied faster than Python looks at all this
+_CHANNELS = 256  # with fewer, single images are slower this way
 _LAYOUTS = 2  # most layouts of a weight that are kept: a limit to the memory they take
 
 
