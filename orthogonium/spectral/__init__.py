@@ -6,6 +6,7 @@
 | the operator of any linear module | `operator_matrix`, `operator_singular_values` | exact |
 | a non-linear module at points | `jacobian`, `jacobian_singular_values` | exact there |
 | where a non-linear module is steepest | `steepest_point` | estimate |
+| two inputs that any function moves far apart | `steepest_quotient`, on its `exact_twin` | estimate |
 | all singular values of a circular convolution | `circular_singular_values` | exact |
 | a norm that is never too small, the way left open | `norm_bound` | upper |
 | the same, one way each | `gram_bound`, `circular_gram_bound`, `grid_bound`, `unfolding_bound` | upper |
@@ -22,18 +23,22 @@ from orthogonium.spectral.gram import circular_gram_bound, gram_bound
 from orthogonium.spectral.grid import grid_bound
 from orthogonium.spectral.jacobian import jacobian, jacobian_singular_values, steepest_point
 from orthogonium.spectral.operator import is_affine, operator_matrix, operator_singular_values
+from orthogonium.spectral.quotients import Quotient, steepest_quotient
 from orthogonium.spectral.spectrum import Spectrum, spectrum
 from orthogonium.spectral.tensor_norm import tensor_norm
+from orthogonium.spectral.twin import exact_twin
 from orthogonium.spectral.unfoldings import unfolding_bound
 from orthogonium.spectral.windows import check_geometry
 
 __all__ = [
     "Convolution",
+    "Quotient",
     "Spectrum",
     "check_geometry",
     "circular_gram_bound",
     "circular_singular_values",
     "convolution",
+    "exact_twin",
     "geometry_of",
     "gram_bound",
     "grid_bound",
@@ -47,6 +52,7 @@ __all__ = [
     "power_iteration",
     "spectrum",
     "steepest_point",
+    "steepest_quotient",
     "tensor_norm",
     "top_singular_values",
     "unfolding_bound",

@@ -1,0 +1,58 @@
+"""The same function in float64: what a module computes, free of the rounding of its own dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from orthogonium.spectral.operator import Map, as_function
+from orthogonium.spectral.rounding import double
+
+# What a dtype may differ by from float64, relative to inputs and outputs: half precision rounds every intermediate
+# value, and reduced-precision products of accelerators (TF32) keep ten bits of float32.
+_AGREEMENT = {torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
+
+
+def exact_twin(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> Callable[[Tensor], Tensor] | None:
+    """A function on float64 batches that computes what `fn` does; None where there is none.
+
+    The twin of a module is a copy in float64 whose weights are the numbers it applies: parametrizations are evaluated in the
+    dtype of the module and removed. A function is its own twin if it takes float64. A copy that fails, or whose values are
+    not those of `fn` up to the rounding of its dtype, is no twin.
+
+    >>> from orthogonium.spectral import exact_twin
+    >>> layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    >>> exact_twin(layer, (3,))(torch.zeros(1, 3, dtype=torch.float64)).dtype
+    torch.float64
+    """
+    call, dtype, device = as_function(fn)
+    if dtype == torch.float64:
+        return call
+    x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(seed))
+    x = torch.cat([x, torch.zeros_like(x[:1])]).to(device, dtype)
+    with torch.no_grad():
+        own = call(x)
+        try:
+            twin = _plain_copy(fn).double() if isinstance(fn, nn.Module) else call
+            exact = twin(x.double())
+        except (RuntimeError, TypeError, ValueError):  # casts inside, tensors that are no parameters, uncopyable parts
+            return None
+    if exact.dtype != torch.float64 or exact.shape != own.shape:
+        return None
+    error = torch.linalg.vector_norm((double(own) - exact).flatten())
+    size = torch.linalg.vector_norm(exact.flatten()) + torch.linalg.vector_norm(x.double().flatten())
+    return twin if bool(error <= _AGREEMENT.get(dtype, 0.0) * size) else None
+
+
+def _plain_copy(module: nn.Module) -> nn.Module:
+    """A copy whose weights are parameters."""
+    plain = copy.deepcopy(module)
+    for part in list(plain.modules()):
+        if parametrize.is_parametrized(part):
+            for name in list(part.parametrizations):  # type: ignore[arg-type]
+                parametrize.remove_parametrizations(part, name)
+    return plain
