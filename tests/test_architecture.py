@@ -18,7 +18,7 @@ ALLOWED = {
     "spectral": set(),
     "legacy": set(),
     "layers": {"methods", "kernels", "linalg", "spectral"},
-    "certification": {"spectral", "layers"},
+    "certification": {"spectral", "layers", "methods"},
     "losses": {"certification", "layers"},
     "metrics": {"certification"},
     "testing": {"attacks", "layers", "methods", "spectral", "certification"},

@@ -101,17 +101,21 @@ class FusedKernels(PackedConstraint):
         post = self.post.initial(device, dtype) if self.post.trainable else ()
         return (*pre, *post, *self.residual.initial(device, dtype))
 
-    def build(self, *raw: Tensor) -> Tensor:
-        """Compose the three kernels."""
-        groups = self.residual.geometry.groups
+    def parts(self, *raw: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        """K_pre (None for the identity), W, U and K_post."""
         first = 0 if self.pre is None else len(self.pre.shapes)
         last = first + len(self.post.shapes) * self.post.trainable
         # With one channel per group K_post may be a constant: its raw parameters are empty, and not among ours.
         empty = [raw[-1].new_empty(shape) for shape in self.post.shapes]
         post = self.post.build(*(raw[first:last] if self.post.trainable else empty))
-        w, u = self.residual.pair(*raw[last:])
+        pre = None if self.pre is None else self.pre.build(*raw[:first])
+        return pre, *self.residual.pair(*raw[last:]), post
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """Compose the three kernels."""
+        groups = self.residual.geometry.groups
+        pre, w, u, post = self.parts(*raw)
         outer = block_conv(-2 * adjoint(u, groups), post, groups)
-        if self.pre is None:
+        if pre is None:
             return self.packing.pack(w, outer, post)
-        pre = self.pre.build(*raw[:first])
         return self.packing.pack(block_conv(pre, w, groups), outer, block_conv(pre, post, groups))
