@@ -44,10 +44,28 @@ def block_conv(
             f"block_conv: the outer kernel {tuple(outer.shape)} does not take what the inner kernel {tuple(inner.shape)} "
             f"gives, with groups={groups}."
         )
+    if inner.device.type != "cpu":  # whose convolutions may be in TF32, by default
+        return _multiply_taps(inner, outer, groups)
     # The taps convolve: correlate with the flipped outer kernel, the input channels of `inner` being the batch.
     flipped = outer.flip(tuple(range(2, 2 + dims)))
     padding = [size - 1 for size in outer.shape[2:]]
     return _CONV[dims](inner.transpose(0, 1), flipped, padding=padding, groups=groups).transpose(0, 1)
+
+
+def _multiply_taps(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
+    """`block_conv` by one product of matrices: all taps of `outer` times all taps of `inner`, added where they meet."""
+    dims = inner.dim() - 2
+    outer = outer.unflatten(0, (groups, -1)).movedim(2, -1)  # (g, c3/g, *l, c2/g)
+    inner = inner.unflatten(0, (groups, -1))  # (g, c2/g, c1/g, *k)
+    x = torch.bmm(outer.flatten(1, -2), inner.flatten(2))
+    x = x.view(*outer.shape[:-1], *inner.shape[2:])  # (g, c3/g, *l, c1/g, *k)
+    for axis in range(dims):
+        x = x.movedim((2, x.dim() - dims + axis), (-2, -1))
+        a, b = x.shape[-2:]
+        # Row i is to move i places to the right: rows of one more, read as rows of one less.
+        x = F.pad(x, (0, a)).flatten(-2)[..., : a * (a + b - 1)].unflatten(-1, (a, a + b - 1)).sum(-2)
+        x = x.movedim(-1, x.dim() - dims + axis)
+    return x.flatten(0, 1)
 
 
 def adjoint(kernel: Tensor, groups: int = 1) -> Tensor:  # (co, ci/g, *k) → (ci, co/g, *k)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from orthogonium.errors import NumericalWarning, ShapeError
+from orthogonium.linalg.products import held, products_are_rounded
 
-_HALF = (torch.float16, torch.bfloat16)
 # Whether a graph for all batch sizes may be asked for; older versions of torch only know of compilers in general.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 P = ParamSpec("P")
@@ -21,19 +21,32 @@ Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 
 
 def full_precision(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Run `function` outside autocast, half-precision tensors as float32; give back the dtype of the first one."""
+    """Run `function` in float32 or better: outside autocast, half-precision tensors as float32, full products.
+
+    Gives back the dtype of the first tensor. Note [Products] of `products.py`.
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> Result:
-        first = next(a for a in args if isinstance(a, Tensor))
-        if first.dtype in _HALF:
-            args = tuple(a.float() if isinstance(a, Tensor) and a.dtype in _HALF else a for a in args)  # type: ignore[assignment]
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        first = tensors[0]
+        rounded = products_are_rounded() and first.device.type != "mps"  # which rounds none, and has no float64
+        holds = rounded and has_values(*tensors)
+        wide = torch.float64 if rounded and not holds else torch.float32
+        wider_args = [_widen(a, wide) for a in args]
+        wider_kwargs = {name: _widen(a, wide) for name, a in kwargs.items()}
+        evaluate = held(function) if holds else function
         if autocasts(first):
             with torch.autocast(first.device.type, enabled=False):
-                return _to(function(*args, **kwargs), first.dtype)
-        return _to(function(*args, **kwargs), first.dtype)
+                return _to(evaluate(*wider_args, **wider_kwargs), first.dtype)
+        return _to(evaluate(*wider_args, **wider_kwargs), first.dtype)
 
     return run
+
+
+def _widen(x: Any, wide: torch.dtype) -> Any:
+    narrow = isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize < wide.itemsize
+    return x.to(wide) if narrow else x
 
 
 def autocasts(x: Tensor) -> bool:

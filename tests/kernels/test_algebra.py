@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from orthogonium.errors import ShapeError
 from orthogonium.kernels import adjoint, block_conv, dilate, identity
+from orthogonium.kernels.algebra import _multiply_taps
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 sizes = pytest.mark.parametrize(
@@ -28,6 +29,8 @@ def test_block_conv_is_composition(inner, outer, groups, stride):
     fused = block_conv(a, b, groups)
     assert fused.shape == (4 * groups, 3, *(i + o - 1 for i, o in zip(inner, outer, strict=True)))
     torch.testing.assert_close(CONV[dims](x, fused, groups=groups, stride=stride), expected)
+    torch.testing.assert_close(_multiply_taps(a, b, groups), fused)  # what accelerators do
+    assert block_conv(a.to("meta"), b.to("meta"), groups).shape == fused.shape
 
 
 def test_block_conv_is_associative_and_differentiable():

@@ -1,0 +1,161 @@
+"""Products of float32 matrices in float32, whatever torch has been allowed to make of them.
+
+Note [Products]
+`torch.set_float32_matmul_precision("high")`, `allow_tf32` and `fp32_precision` let processors round the factors of a product
+to 10 bits (TF32) or 7 bits (bfloat16). A matrix that was orthogonal to 1e-7 then is to 1e-3. So the arithmetic of
+constraints turns these settings off and puts them back, also after an exception:
+
+- Where it runs as it is written, forward and backward each hold the settings while they run (`held`).
+- What is compiled, traced or transformed (`torch.func`) runs later, or inside of what cannot be held: there, while a setting
+  is on, it is computed in float64, which none of them touches. That takes twice the time on CPUs and the GPUs of data
+  centres, and longer on GPUs that are slow in float64; `freeze`, or the default setting, spares it.
+
+The settings are global, torch has none for a thread. Threads that build at the same time share one hold, which ends with
+the last of them; until then the products of all other threads are in full precision too, and a setting that another thread
+makes may be undone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What decides: a device looks at its own library only. Convolutions on accelerators are not part of constraints
+# (`kernels/algebra.py`), so that their setting, which allows TF32 by default, does not matter.
+_SETTINGS = (("cuda", "matmul"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
+_FULL = ("ieee", "none")
+_BY_LIBRARY = hasattr(torch._C, "_get_fp32_precision_getter")  # else there is one setting for all
+
+
+def products_are_rounded() -> bool:
+    """Whether torch may round the factors of float32 products."""
+    if _BY_LIBRARY:
+        return any(torch._C._get_fp32_precision_getter(*where) not in _FULL for where in _SETTINGS)
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+# Compilers call it while they trace (and trace again when the setting of CUDA changes); what
+# `torch.compiler.assume_constant_result` sets without importing them.
+products_are_rounded._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _turn_off() -> list[Callable[[], None]]:
+    """Ask for full precision; what undoes it."""
+    if not _BY_LIBRARY:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        return [lambda: torch.set_float32_matmul_precision(before)]
+    undo: list[Callable[[], None]] = []
+    read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    for library, operator in _SETTINGS:
+        found = read(library, operator)
+        if found not in _FULL:
+            # A setting that only follows that of its library is to follow it again.
+            own = "none" if read(library, "all") == found else found
+            write(library, operator, "ieee")
+            undo.append(lambda library=library, operator=operator, own=own: write(library, operator, own))  # type: ignore[misc]
+    return undo
+
+
+_lock = threading.Lock()
+_holders = 0
+_undo: list[Callable[[], None]] = []
+
+
+@contextmanager
+def full_products() -> Iterator[None]:
+    """Hold products to full precision. Note [Products]."""
+    global _holders, _undo
+    with _lock:
+        if _holders == 0:
+            _undo = _turn_off()
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            if _holders == 0:
+                for step in _undo:
+                    step()
+
+
+def held(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with full products in it and in its derivatives of every order; it returns a tensor, or a tuple of them."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        arguments = {**dict(enumerate(args)), **kwargs}
+        tensors = {key: a for key, a in arguments.items() if isinstance(a, Tensor)}
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors.values()):
+            with full_products():
+                return function(*args, **kwargs)
+        is_tuple = False
+
+        def of_tensors(*values: Tensor) -> tuple[Tensor, ...]:
+            nonlocal is_tuple
+            given = {**arguments, **dict(zip(tensors, values, strict=True))}
+            result = function(*(given[i] for i in range(len(args))), **{name: given[name] for name in kwargs})
+            is_tuple = isinstance(result, tuple)
+            return result if is_tuple else (result,)
+
+        results = _Held.apply(of_tensors, *tensors.values())
+        return results if is_tuple else results[0]
+
+    return run
+
+
+class _Held(torch.autograd.Function):
+    """`(function, *tensors)` → a tuple of tensors. Its graph is one of its own, so that its backward can be held, too."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.function, ctx.wanted = function, ctx.needs_input_grad[1:]
+        with full_products(), torch.enable_grad():
+            inputs = [t.detach().requires_grad_(wants) for t, wants in zip(tensors, ctx.wanted, strict=True)]
+            outputs = function(*inputs)
+        ctx.graph = inputs, outputs
+        ctx.save_for_backward(*tensors)
+        return tuple(t.detach() for t in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the derivative is to be derived itself: a function of tensors and gradients
+            derivative = partial(_derivative_of, ctx.function, ctx.wanted)
+            found = iter(_Held.apply(derivative, *tensors, *grads))
+        else:
+            with full_products():
+                found = iter(_derivative(*ctx.graph, grads, ctx.wanted))
+        return None, *(next(found) if wants else None for wants in ctx.wanted)
+
+
+def _derivative_of(
+    function: Callable[..., tuple[Tensor, ...]], wanted: Sequence[bool], *tensors_and_grads: Tensor
+) -> tuple[Tensor, ...]:
+    tensors, grads = tensors_and_grads[: len(wanted)], tensors_and_grads[len(wanted) :]
+    return _derivative(tensors, function(*tensors), grads, wanted, create_graph=True)
+
+
+def _derivative(
+    tensors: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    wanted: Sequence[bool],
+    create_graph: bool = False,
+) -> tuple[Tensor, ...]:
+    """The gradients of the wanted tensors."""
+    inputs = [t for t, wants in zip(tensors, wanted, strict=True) if wants]
+    differentiable = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
+    if not differentiable:
+        return tuple(torch.zeros_like(t) for t in inputs)
+    ys, gs = zip(*differentiable, strict=True)
+    # Retained, as the graph around may be.
+    return torch.autograd.grad(
+        ys, inputs, gs, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )

@@ -1,0 +1,49 @@
+"""A processor that rounds the factors of float32 products to 10 bits (TF32) wherever torch's settings allow it to."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+_MATMUL = {_aten.mm: 0, _aten.bmm: 0, _aten.mv: 0, _aten.dot: 0, _aten.addmm: 1, _aten.baddbmm: 1, _aten.addmv: 1}
+_CONVOLUTION = {_aten.convolution: (0, 1), _aten.convolution_backward: (0, 1, 2)}
+
+
+def round_to_tf32(x):
+    """To the nearest float32 with 10 bits of mantissa."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def _allowed(operator):
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):
+        return torch.get_float32_matmul_precision() != "highest"
+    settings = [torch._C._get_fp32_precision_getter(library, operator) for library in ("cuda", "mkldnn")]
+    return any(s not in ("ieee", "none") for s in (settings if operator == "matmul" else settings[1:]))
+
+
+class TF32(TorchDispatchMode):
+    """Counts the products it rounded in `rounded`.
+
+    Convolutions follow the setting of CPUs; that of CUDA allows TF32 by default.
+    """
+
+    supports_higher_order_operators = True  # as they are: none of them is a product
+
+    def __init__(self):
+        super().__init__()
+        self.rounded = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        packet = getattr(func, "overloadpacket", None)
+        if packet in _MATMUL and _allowed("matmul"):
+            factors = (_MATMUL[packet], _MATMUL[packet] + 1)
+        elif packet in _CONVOLUTION and _allowed("conv"):
+            factors = _CONVOLUTION[packet]
+        else:
+            return func(*args, **(kwargs or {}))
+        args = list(args)
+        if args[factors[0]].dtype == torch.float32:
+            self.rounded += 1
+            for i in factors:
+                args[i] = round_to_tf32(args[i])
+        return func(*args, **(kwargs or {}))
