@@ -27,12 +27,12 @@ Symbol: TypeAlias = tuple[Tensor, Tensor | None]
 
 def _half_box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (half the points, axes), integers
     """The points of a centred box of odd sizes from its middle on. Note [Halves]."""
-    box = _box(sizes, device) - torch.tensor(sizes, device=device) // 2
+    box = _box(sizes, device, centred=True)
     return box[len(box) // 2 :]
 
 
-def _box(sizes: tuple[int, ...], device: torch.device) -> Tensor:  # (points, axes), integers
-    axes = [torch.arange(n, device=device) for n in sizes]
+def _box(sizes: tuple[int, ...], device: torch.device, centred: bool = False) -> Tensor:  # (points, axes), integers
+    axes = [torch.arange(n, device=device) - n // 2 * centred for n in sizes]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
@@ -58,7 +58,7 @@ def _waves(
         turns = turns + (torch.remainder(product + n // 2, n) - n // 2).to(wide) / n
     angles = 2 * math.pi * turns
     scale = torch.full_like(angles[0], weights[1])
-    scale[0] = weights[0]
+    scale[:1].fill_(weights[0])
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 

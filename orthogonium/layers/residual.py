@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +112,7 @@ class L2NormResidual(_Residual):
 
 
 class _GatedResidual(_Residual):
-    """A residual with one trainable number."""
+    """A residual with one trainable number, of shape (1,): sharded training does not take parameters without axes."""
 
     def __init__(
         self,
@@ -124,7 +125,17 @@ class _GatedResidual(_Residual):
         super().__init__(fn)
         if not math.isfinite(init_val):
             raise ParameterError(f"{type(self).__name__} needs a finite gate: got init_val={init_val}.")
-        self.alpha = nn.Parameter(torch.tensor(float(init_val), device=device, dtype=dtype))
+        self.alpha = nn.Parameter(torch.full((1,), float(init_val), device=device, dtype=dtype))
+
+    def _gate(self) -> Tensor:  # without axes, so that every input keeps its shape
+        return _precise(self.alpha).squeeze(0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Takes gates without axes, too."""
+        gate = state_dict.get(f"{prefix}alpha")
+        if isinstance(gate, Tensor) and gate.dim() == 0:
+            state_dict[f"{prefix}alpha"] = gate.unsqueeze(0)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class AdditiveResidual(_GatedResidual):
@@ -146,7 +157,7 @@ class AdditiveResidual(_GatedResidual):
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
         y = _same_shape(x, self.fn(x), "AdditiveResidual")
-        alpha = _precise(self.alpha)
+        alpha = self._gate()
         # Both weights by a sigmoid: 1 − sigmoid(α) would cancel for large α.
         return (torch.sigmoid(alpha) * _precise(x) + torch.sigmoid(-alpha) * _precise(y)).to(x.dtype)
 
@@ -174,7 +185,7 @@ class PrescaledAdditiveResidual(_GatedResidual):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        alpha = _precise(self.alpha)
+        alpha = self._gate()
         scaled = (alpha * _precise(x)).to(x.dtype)
         y = _same_shape(scaled, self.fn(scaled), "PrescaledAdditiveResidual")
         return ((_precise(x) + _precise(y)) / (1 + alpha.abs())).to(x.dtype)

@@ -89,6 +89,11 @@ def _is_dual(x: Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None
 
 
+def waits(x: Tensor) -> bool:
+    """Whether to look at values means to wait for a device, and to break the capture of its work."""
+    return x.device.type != "cpu"
+
+
 def check_matrix(w: Tensor, name: str) -> None:
     """Reject what is not a (batch of) floating point matrix."""
     if w.dim() < 2 or not w.is_floating_point():
@@ -109,10 +114,10 @@ def check_shape(weight_shape: tuple[int, ...], name: str) -> tuple[int, ...]:
 def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> Tensor:
     """Warn when `w`, meant to have min(rows, columns) singular values equal to 1, has lost directions.
 
-    Each lost direction takes 1 from the squared Frobenius norm; by default more than rounding is reported. To spare
-    accelerators a synchronization per training step, they are looked at only where no gradient is wanted.
+    Each lost direction takes 1 from the squared Frobenius norm; by default more than rounding is reported. Accelerators are
+    not waited for: there, audits and certificates find what is lost.
     """
-    if has_values(w) and w.numel() and (w.device.type == "cpu" or not torch.is_grad_enabled()):
+    if has_values(w) and w.numel() and not waits(w):
         rank = min(w.shape[-2:])
         squared = torch.linalg.vector_norm(w.detach(), dim=-1).square().sum(-1)  # row by row: exact to rounding
         deficit = (rank - squared).abs().max().item()

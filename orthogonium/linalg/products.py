@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from torch import Tensor
 # (`kernels/algebra.py`), so that their setting, which allows TF32 by default, does not matter.
 _SETTINGS = (("cuda", "matmul"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
 _FULL = ("ieee", "none")
+Undo: TypeAlias = Callable[[], object]
 _BY_LIBRARY = hasattr(torch._C, "_get_fp32_precision_getter")  # else there is one setting for all
 
 
@@ -45,13 +46,14 @@ def products_are_rounded() -> bool:
 products_are_rounded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _turn_off() -> list[Callable[[], None]]:
+def _turn_off() -> list[Undo]:
     """Ask for full precision; what undoes it."""
+    undo: list[Undo]
     if not _BY_LIBRARY:
-        before = torch.get_float32_matmul_precision()
+        undo = [partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())]
         torch.set_float32_matmul_precision("highest")
-        return [lambda: torch.set_float32_matmul_precision(before)]
-    undo: list[Callable[[], None]] = []
+        return undo
+    undo = []
     read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
     for library, operator in _SETTINGS:
         found = read(library, operator)
@@ -59,13 +61,13 @@ def _turn_off() -> list[Callable[[], None]]:
             # A setting that only follows that of its library is to follow it again.
             own = "none" if read(library, "all") == found else found
             write(library, operator, "ieee")
-            undo.append(lambda library=library, operator=operator, own=own: write(library, operator, own))  # type: ignore[misc]
+            undo.append(partial(write, library, operator, own))
     return undo
 
 
 _lock = threading.Lock()
 _holders = 0
-_undo: list[Callable[[], None]] = []
+_undo: list[Undo] = []
 
 
 @contextmanager
@@ -90,7 +92,7 @@ def held(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with full products in it and in its derivatives of every order; it returns a tensor, or a tuple of them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(enumerate(args)), **kwargs}
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         tensors = {key: a for key, a in arguments.items() if isinstance(a, Tensor)}
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors.values()):
             with full_products():
@@ -131,7 +133,8 @@ class _Held(torch.autograd.Function):
             found = iter(_Held.apply(derivative, *tensors, *grads))
         else:
             with full_products():
-                found = iter(_derivative(*ctx.graph, grads, ctx.wanted))
+                inputs, outputs = ctx.graph
+                found = iter(_derivative(inputs, outputs, grads, ctx.wanted))
         return None, *(next(found) if wants else None for wants in ctx.wanted)
 
 

@@ -1,15 +1,30 @@
 """The parametrization every constrained layer shares: raw parameters in, weight out, built once in eval.
 
 Note [Eval cache]
-The weight is rebuilt at each training step. Without gradients it is built once and kept, together with a copy of
-the raw parameters it came from; it is served only while the raw parameters still *equal* that copy. Comparing contents
-costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing a
-tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be
-served. The weight itself is not compared, only its version counter: what was served is not to be edited through `.data`.
+The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it came from.
+
+On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy. Comparing
+contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing
+a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be served.
+
+Accelerators would have to be waited for at each call, and their work could not be captured in a graph. There the weight is
+served while the raw parameters are the same memory, of the same version. So it notices
+- all operators that write to the parameters themselves: optimizer steps, `copy_`, EMA and SWA updates, `nn.init`;
+- other memory: `.to()`, `.data = …`, `swap_tensors`, `load_state_dict(assign=True)`;
+- `train()`, `eval()` and `load_state_dict`, which forget the weight, as each call that wants gradients does (the step that
+  follows may write without a new version: shards that are gathered anew),
+and does not notice
+- operators that write to `parameter.data` or to other memory that overlaps: `parameter.data.add_(1)`;
+- what writes below torch: replays of captured graphs that step the optimizer, kernels of your own, collectives that
+  preserve versions.
+After such edits call `eval()` once. A graph that was captured in eval holds the weight of its capture.
+
+The weight itself is not compared, only its version counter: what was served is not to be edited through `.data`.
 Deployment that wants no check at all removes the parametrization.
 
 Note [Precision]
-Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype and autocast say.
+Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype, autocast and the settings
+of float32 products say (Note [Products] of `linalg/products.py`).
 """
 
 from __future__ import annotations
@@ -25,17 +40,35 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError
-from orthogonium.linalg.precision import full_precision, has_values
+from orthogonium.linalg.precision import full_precision, has_values, waits
 
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape, dtype and device are equal; bit by bit on the CPU, where libc is fastest."""
-    if a.device.type != "cpu" or not (a.is_contiguous() and b.is_contiguous()):
+    """Whether two tensors of one shape and dtype on the CPU are equal; bit by bit, where libc is fastest."""
+    if not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
     return _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
+
+
+class _Source:
+    """What a raw parameter was when a weight was built from it. Note [Eval cache]."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.waits = waits(parameter)
+        # The same memory is not given to others while it is referred to here.
+        self.seen = parameter.detach() if self.waits else parameter.detach().clone()
+        self.version = parameter._version if self.waits else 0
+
+    def is_current(self, p: Tensor) -> bool:
+        q = self.seen
+        if p.shape != q.shape or p.dtype != q.dtype or p.device != q.device:
+            return False
+        if self.waits:
+            return p.data_ptr() == q.data_ptr() and p.stride() == q.stride() and p._version == self.version
+        return _same_values(p, q)
 
 
 def standard_strides(x: Tensor) -> Tensor:
@@ -45,22 +78,21 @@ def standard_strides(x: Tensor) -> Tensor:
 
 
 class Kept:
-    """A weight, the raw parameters it was built from, and what a layer derived from it (forgotten with the weight)."""
+    """A weight, what it was built from, and what a layer derived from it (forgotten with the weight)."""
 
     derived: Any = None
 
     def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
         # Outside inference mode, so that the version counter of the weight exists.
         with torch.inference_mode(False), torch.no_grad():
-            self.raw = tuple(p.detach().clone() for p in raw)
-            self.weight = build(self.raw)
+            self.sources = tuple(map(_Source, raw))
+            self.weight = build(tuple(source.seen for source in self.sources))
         self.version = self.weight._version
 
     def is_current(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight is as it was built, from these raw parameters."""
         return self.weight._version == self.version and all(
-            p.shape == q.shape and p.dtype == q.dtype and p.device == q.device and _same_values(p, q)
-            for p, q in zip(raw, self.raw, strict=True)
+            source.is_current(p) for source, p in zip(self.sources, raw, strict=True)
         )
 
 
@@ -95,7 +127,11 @@ class Constraint(nn.Module):
     def kept(self, raw: tuple[Tensor, ...]) -> Kept | None:
         """The weight that is served without building it, unless gradients may flow or there are no values to compare."""
         differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
-        if self.training or differentiable or not has_values(*raw):
+        if self.training or differentiable:
+            if self._kept is not None and waits(raw[0]):
+                self._kept = None
+            return None
+        if not has_values(*raw) or any(p.is_inference() and waits(p) for p in raw):  # inference tensors have no version
             return None
         if self._kept is None or not self._kept.is_current(raw):
             kept = Kept(raw, self._evaluate)
@@ -136,11 +172,18 @@ class Constraint(nn.Module):
         return raw
 
     def train(self, mode: bool = True) -> Constraint:
-        """Training makes the cached weight useless: free it."""
-        if mode:
-            self._kept = None
+        """Forgets the kept weight: it is useless in training, and eval starts afresh."""
+        self._kept = None
         super().train(mode)
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._kept = None
+        super()._load_from_state_dict(*args)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Constraint:
+        self._kept = None  # and with it the memory it refers to
+        return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}  # copies and pickles build their own

@@ -159,3 +159,17 @@ def test_compiles_in_one_graph():
     model = nn.Sequential(*(build(torch.tanh, 0.4) for build in WRAPPERS.values()))
     x = torch.randn(2, 4, 3)
     assert torch.allclose(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gates_have_an_axis_and_load_without(name):
+    model = nn.Sequential(WRAPPERS[name](nn.Tanh(), 0.3))
+    assert model[0].alpha.shape == (1,)
+    for assign in (False, True):
+        other = nn.Sequential(WRAPPERS[name](nn.Tanh(), 1.0))
+        old = {"0.alpha": torch.tensor(0.3)}
+        other.load_state_dict(old, strict=True, assign=assign)
+        assert other[0].alpha.shape == (1,) and other[0].alpha.item() == model[0].alpha.item()
+        assert old["0.alpha"].dim() == 0  # theirs is left alone
+    for x in (torch.tensor(0.5), torch.randn(3), torch.randn(2, 3, 4)):
+        assert model(x).shape == x.shape
