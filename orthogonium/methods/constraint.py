@@ -5,7 +5,7 @@ The weight is rebuilt at each training step. Without gradients it is built once 
 
 On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy. Comparing
 contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing
-a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. So a stale weight cannot be served.
+a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. A stale weight cannot be served.
 
 Accelerators would have to be waited for at each call, and their work could not be captured in a graph. There the weight is
 served while the raw parameters are the same memory, of the same version. So it notices
