@@ -19,9 +19,7 @@ def train(name, share, prepare=lambda model: model):
     """The parameters after a few steps on the images of `share` of each batch."""
     torch.manual_seed(0)
     model, shape = small(name)
-    images, labels = torch.rand(REST = sorted({*list_models()} - {*FEW})
-STEPS, BATCH, *shape), torch.randint(5, (REST = sorted({*list_models()} - {*FEW})
-STEPS, BATCH))
+    images, labels = torch.rand(STEPS, BATCH, *shape), torch.randint(5, (STEPS, BATCH))
     model = prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for x, y in zip(images[:, share], labels[:, share], strict=True):
