@@ -21,6 +21,10 @@ class ParameterError(OrthogoniumError):
     """An argument is outside its range or not one of the known values."""
 
 
+class ExportError(OrthogoniumError):
+    """A format has no way to say what a model computes."""
+
+
 class NumericalWarning(UserWarning):
     """The result is finite but the guarantee cannot hold for this input (e.g. a rank-deficient matrix)."""
 

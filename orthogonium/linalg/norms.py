@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision
+from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit
 
 
 def power_iteration(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Tensor:  # (..., m, n) → (..., 1, 1)
@@ -46,7 +46,7 @@ def gram_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1,
         return w.new_zeros((*w.shape[:-2], 1, 1))
     tiny = torch.finfo(w.dtype).tiny
     scale = w.abs().amax((-2, -1), keepdim=True)
-    unit = w / scale.clamp_min(tiny)
+    unit = w / torch.where(scale > 0, scale, 1.0)
     gram = unit @ unit.mT if w.shape[-2] <= w.shape[-1] else unit.mT @ unit
     logarithm = torch.zeros_like(scale)  # of the scaling taken out of `gram` so far, as a factor of W
     root = 0.5
@@ -58,7 +58,9 @@ def gram_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1,
         root = root / 2
     norm = gram.square().sum((-2, -1), keepdim=True).clamp_min(tiny).sqrt()
     inflation = 1 + (max(w.shape[-2:]) + 32) * torch.finfo(w.dtype).eps
-    return scale * (logarithm + root * norm.log()).exp() * inflation
+    # Numbers below `tiny` have no relative precision: one step of theirs is eps·tiny.
+    step = torch.where(scale > 0, torch.finfo(w.dtype).eps * tiny, 0.0)
+    return scale * (logarithm + root * norm.log()).exp() * inflation + step
 
 
 @full_precision
@@ -71,8 +73,9 @@ def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → 
     >>> bool(torch.linalg.matrix_norm(w, 2) <= 1)
     True
     """
-    bound = gram_bound(w, steps)
-    return w / torch.where(bound > 0, bound, torch.ones_like(bound))
+    unit = scale_to_unit(w)
+    bound = gram_bound(unit, steps)
+    return unit / torch.where(bound > 0, bound, torch.ones_like(bound))
 
 
 class BatchedPowerIteration(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from orthogonium.errors import NumericalWarning, ShapeError
+from orthogonium.errors import ExportError, NumericalWarning, ShapeError
 from orthogonium.linalg.products import held, products_are_rounded
 
 # Whether a graph for all batch sizes may be asked for; older versions of torch only know of compilers in general.
@@ -100,6 +100,23 @@ def check_matrix(w: Tensor, name: str) -> None:
         raise ShapeError(
             f"{name} works on floating point matrices (..., rows, columns), got {tuple(w.shape)} of {w.dtype}. "
             "Reshape or cast the tensor first."
+        )
+
+
+def _exports_to_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+# Asked for while a compiler traces; see `products_are_rounded`.
+_exports_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def refuse_onnx(name: str) -> None:
+    """ONNX has sums and products, but no factorization of matrices."""
+    if _exports_to_onnx():
+        raise ExportError(
+            f"{name}: ONNX has no operator for this constraint, which would be computed at every call. Export a copy with "
+            "plain weights: `orthogonium.layers.freeze(model)`."
         )
 
 

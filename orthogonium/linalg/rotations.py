@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.linalg.newton_schulz import cubic_step
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision
+from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, refuse_onnx
 
 MAX_NORM = 32.0
 
@@ -58,6 +58,7 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
     square = nn.functional.pad(w, (0, size - columns, 0, size - rows))
     skew = square - square.mT
     if terms is None:
+        refuse_onnx("exponential")
         rotation = torch.linalg.matrix_exp(_bounded(skew))
     else:
         rotation = exponential_series(_bounded(skew, 1.0), terms)
@@ -83,6 +84,7 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     >>> torch.testing.assert_close(cayley(torch.zeros(3, 2)), torch.eye(3, 2))
     """
     check_matrix(w, "cayley")
+    refuse_onnx("cayley")
     if w.shape[-2] < w.shape[-1]:
         return cayley(w.mT).mT
     w = _bounded(w)

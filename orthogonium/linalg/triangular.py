@@ -35,6 +35,7 @@ from orthogonium.linalg.precision import (
     full_precision,
     full_precision_backward,
     magnitude,
+    refuse_onnx,
     scale_to_unit,
     warn_if_deficient,
 )
@@ -146,6 +147,7 @@ class _HouseholderColumns(torch.autograd.Function):
 
 def span_basis(w: Tensor) -> Tensor:  # (..., r, c), r ≤ c → the same shape
     """Orthonormal rows with the span of the rows of `w`; its gradient is that of functions of the projector only."""
+    refuse_onnx("span_basis")
     return _CholeskyRows.apply(w, 2, True)[0] if w.numel() else w
 
 
@@ -168,6 +170,7 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     True
     """
     check_matrix(w, "cholesky")
+    refuse_onnx("cholesky")
     if w.numel() == 0:
         return w
     tall = w.shape[-2] >= w.shape[-1]
@@ -188,6 +191,7 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     True
     """
     check_matrix(w, "qr")
+    refuse_onnx("qr")
     w = scale_to_unit(w)
     if w.numel() == 0:
         return w

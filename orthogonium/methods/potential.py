@@ -24,7 +24,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint
 from orthogonium.kernels.fourier import Symbol, gram, symbol
 from orthogonium.methods.packing import Device
-from orthogonium.methods.residual import ResidualKernels, split_scale
+from orthogonium.methods.residual import ResidualKernels, divide, split_scale
 
 _OVERSAMPLING = 8
 
@@ -93,4 +93,4 @@ class PotentialKernels(ResidualKernels):
         """W and `W/β`; zero stays zero."""
         unit, scale = split_scale(raw[0])
         beta = squared_norm_bound(unit, self.niter, self.geometry.groups).repeat_interleave(self.geometry.group_out)
-        return raw[0], unit / (scale * beta.view(-1, *[1] * (unit.dim() - 1)))
+        return raw[0], divide(unit, scale, beta)

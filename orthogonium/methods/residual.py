@@ -12,6 +12,8 @@ Note [Fusion]
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,13 +24,23 @@ from orthogonium.methods.packing import Device, PackedConstraint, Packing
 
 
 def split_scale(w: Tensor) -> tuple[Tensor, Tensor]:
-    """`(W/a, a)` with the largest absolute entry a, a constant for the gradient.
+    """`(W/a, a)` with the largest absolute entry a (or `smallest_scale`), a constant for the gradient.
 
     T is quadratic in W and may leave the range of its dtype where `T⁻¹W` does not; that of `W/a` stays within.
     """
-    scale = w.detach().abs().amax()
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scale = w.detach().abs().amax().clamp_min(smallest_scale(w.dtype))
     return w / scale, scale
+
+
+def smallest_scale(dtype: torch.dtype) -> float:
+    """Below it the inverse square, by which the gradient of `T⁻¹W` grows, leaves the range of the dtype."""
+    return 4 * math.sqrt(torch.finfo(dtype).tiny)
+
+
+def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channels/g, *k), (), (inner,)
+    """`T⁻¹W` for `W = a·unit` and `T = a²·diag(t)`; where it would leave the range of its dtype, T is made larger."""
+    smallest = smallest_scale(unit.dtype)
+    return unit / (scale * t).clamp_min(smallest).view(-1, *[1] * (unit.dim() - 1))
 
 
 class ResidualKernels(PackedConstraint):

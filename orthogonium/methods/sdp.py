@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from orthogonium.kernels import ConvGeometry
 from orthogonium.methods.aol import check_steps, gram_diagonal
 from orthogonium.methods.packing import Device
-from orthogonium.methods.residual import ResidualKernels, split_scale
+from orthogonium.methods.residual import ResidualKernels, divide, split_scale
 
 
 class SDPKernels(ResidualKernels):
@@ -35,4 +35,4 @@ class SDPKernels(ResidualKernels):
         w, q = raw[0], raw[1] if len(raw) > 1 else None
         unit, scale = split_scale(w)
         t = gram_diagonal(unit, q, self.niter, self.geometry.groups)
-        return w, unit / (scale * t.view(-1, *[1] * (w.dim() - 1)))
+        return w, divide(unit, scale, t)

@@ -28,6 +28,7 @@ from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_expone
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.aol import dominating_diagonal, rounding
 from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.residual import split_scale
 
 
 class SkewExponentialKernel(Constraint):
@@ -80,7 +81,8 @@ class SkewExponentialKernel(Constraint):
         """Half of the taps of the scaled skew kernel, of norm at most 1. Note [Skew kernels]."""
         # The middle tap is skew itself.
         half = torch.cat(((raw[:1] - raw[:1].mT) / 2, raw[1:]))
-        t = dominating_diagonal(half, self.skew_size, None, self.niter, sign=-1).clamp_min(1)
+        unit, scale = split_scale(half)
+        t = (scale * dominating_diagonal(unit, self.skew_size, None, self.niter, sign=-1)).clamp_min(1)
         root = (t * rounding(self.channels, t.dtype)).rsqrt()
         return half * root[..., None] * root[..., None, :]
 

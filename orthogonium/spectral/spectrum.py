@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,7 +18,7 @@ from orthogonium.spectral.fourier import circular_reduction, circular_singular_v
 from orthogonium.spectral.geometry import LINEAR_LAYERS, Convolution, geometry_of, states_geometry
 from orthogonium.spectral.jacobian import jacobian, steepest_point
 from orthogonium.spectral.operator import Map, as_function, is_affine, operator_matrix
-from orthogonium.spectral.rounding import gamma
+from orthogonium.spectral.rounding import double, gamma
 from orthogonium.spectral.symbol import circle_frequencies, mass, phases
 
 Kind = Literal["exact", "upper", "estimate"]
@@ -112,6 +112,10 @@ def _of_geometry(
     layer: Map, conv: Convolution, input_shape: Sequence[int] | None, kind: Kind | None, rtol: float, budget: float
 ) -> Spectrum:
     conv = conv.with_weight(conv.weight.detach())
+    unit = _unit(conv.weight)
+    if unit != 1:
+        found = _of_geometry(layer, conv.with_weight(double(conv.weight) / unit), input_shape, kind, rtol, budget)
+        return _scaled(found, unit)
     size, copies = _split_shape(conv, input_shape)
     if size is None:
         if kind == "exact":
@@ -129,6 +133,22 @@ def _of_geometry(
         total, moduli, error = _frobenius(conv, size)
         rank = copies * max(total - error * moduli, 0.0) * (1 - gamma(16)) / upper**2 if upper else 0.0
     return Spectrum(float(bounds.lower.amin()), upper, rank, "upper", bounds.method)
+
+
+def _unit(weight: Tensor) -> float:
+    """1, or the power of two at the largest entry where squares of entries would leave the range of float64."""
+    largest = float(weight.abs().amax()) if weight.numel() else 0.0
+    exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
+    return 2.0 ** max(exponent, -1074) if abs(exponent) > 256 else 1.0
+
+
+def _scaled(found: Spectrum, unit: float) -> Spectrum:
+    """The spectrum of `unit` times the operator; the smallest numbers of float64 are exact to one step only."""
+    step = 5e-324
+    upper, least = found.sigma_max * unit, found.sigma_min * unit
+    if found.kind == "upper":
+        upper, least = upper + step, max(least - step, 0.0)
+    return replace(found, sigma_min=least, sigma_max=upper, rounding=found.rounding * unit + step)
 
 
 def _frobenius(conv: Convolution, size: tuple[int, ...]) -> tuple[float, float, float]:
@@ -188,7 +208,7 @@ def _svd_error(values: Tensor, order: int) -> float:
 
 def _from_values(values: Tensor, copies: int, method: str, rounding: float) -> Spectrum:
     top = float(values[0])
-    rank = float(values.square().sum()) * copies / top**2 if top else 0.0
+    rank = float((values / top).square().sum()) * copies if top else 0.0
     return Spectrum(float(values[-1]), top, rank, "exact", method, rounding)
 
 
@@ -223,7 +243,7 @@ def _measured(layer: Map, input_shape: Sequence[int], kind: Kind | None, budget:
     values = lanczos(layer, input_shape)
     probes = a.forward(a.noise(_PROBES, a.inputs)).double()
     top = float(values[0])
-    rank = float(probes.square().sum()) / _PROBES / top**2 if top else 0.0
+    rank = float((probes / top).square().sum()) / _PROBES if top else 0.0
     return Spectrum(float(values[-1]), top, rank, "estimate", f"Lanczos, {len(values)} steps")
 
 
@@ -240,5 +260,5 @@ def _steepest(layer: Map, input_shape: Sequence[int]) -> Spectrum:
     if point.numel() * outputs <= 2**22:
         values = torch.linalg.svdvals(jacobian(call, point)[0].double())
         top, least = max(top, float(values[0])), float(values[-1])
-        rank = float(values.square().sum()) / top**2 if top else 0.0
+        rank = float((values / top).square().sum()) if top else 0.0
     return Spectrum(least, top, rank, "estimate", f"Jacobians, ascent from {_STARTS} points")

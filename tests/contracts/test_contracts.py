@@ -359,3 +359,21 @@ def test_per_sample_gradients(name):
     expected = torch.func.grad(loss)(parameters, x[1])
     for key, value in expected.items():
         torch.testing.assert_close(per_sample[key][1], value, rtol=1e-3, atol=1e-5)
+
+
+@layers
+@pytest.mark.parametrize("dtype,scale", [(torch.float32, 1e-40), (torch.float64, 1e-310)], ids=str)
+@pytest.mark.filterwarnings("ignore::orthogonium.errors.NumericalWarning")
+def test_denormal_parameters(name, dtype, scale):
+    """They say nothing of directions, but the function is finite and does not expand."""
+    layer, x = make(name)
+    layer, x = layer.to(dtype), x.to(dtype)
+    with torch.no_grad():
+        for p in layer.parametrizations.parameters():
+            p.mul_(scale)
+    y = layer(x)
+    assert torch.isfinite(y).all()
+    if name != "UnitNormLinear":  # 1-Lipschitz output by output
+        noise = 1e-2 * torch.randn_like(x)
+        moved = (layer(x + noise) - y).flatten(1).norm(dim=1)
+        assert (moved <= noise.flatten(1).norm(dim=1) * (1 + 1e-3)).all()

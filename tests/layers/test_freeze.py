@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from orthogonium.errors import ExportError
 from orthogonium.layers import (
     AdaptiveOrthoConv2d,
     AdaptiveOrthoConvTranspose2d,
@@ -19,6 +20,7 @@ from orthogonium.layers import (
     UnitNormLinear,
     freeze,
 )
+from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, DEFAULT_ORTHO_PARAMS
 from tests.processes import run_distributed
 
 
@@ -54,6 +56,17 @@ def test_onnx(tmp_path):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(output, model(x).detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("preset", [DEFAULT_ORTHO_PARAMS, CAYLEY_ORTHO_PARAMS], ids=["Cholesky", "Cayley"])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_onnx_asks_for_plain_weights(preset, dynamo, tmp_path):
+    """torch wraps errors that are raised while it traces."""
+    layer, path = OrthoLinear(6, 6, ortho_params=preset).eval(), tmp_path / "model.onnx"
+    with pytest.raises((ExportError, RuntimeError), match=r"freeze\(model\)") as caught:
+        torch.onnx.export(layer, (torch.randn(1, 6),), path, dynamo=dynamo, verbose=False)
+    assert isinstance(caught.value.__cause__ or caught.value, ExportError)
 
 
 def _train(model, x, y):

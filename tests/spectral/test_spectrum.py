@@ -195,3 +195,25 @@ def test_records_and_their_shapes():
         spectrum(conv, (3, 5))
     with pytest.raises(ParameterError, match="kind"):
         spectrum(conv, (3, 5, 5), kind="guess")
+
+
+@pytest.mark.parametrize("kind", [None, "exact", "upper"])
+@pytest.mark.parametrize("exponent", [-1030, -700, 700, 1010])
+def test_weights_at_the_ends_of_the_range(exponent, kind):
+    """Spectra scale with the weight: by a power of two, exactly, until numbers have fewer digits."""
+    for layer, shape in (
+        (nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), (3, 6, 6)),
+        (nn.Linear(5, 3, dtype=torch.float64), (5,)),
+    ):
+        expected = spectrum(layer, shape, kind=kind)
+        with torch.no_grad():
+            layer.weight.mul_(2.0**exponent)
+        found = spectrum(layer, shape, kind=kind)
+        step = 2.0**-1074
+        digits = 1e-12 if exponent > -1000 else 64 * 2.0**-44  # the weight itself has lost some
+        assert found.stable_rank == pytest.approx(expected.stable_rank, rel=digits)
+        for side in ("sigma_min", "sigma_max"):
+            value = getattr(expected, side) * 2.0**exponent
+            assert abs(getattr(found, side) - value) <= digits * expected.sigma_max * 2.0**exponent + step
+        assert found.kind == expected.kind and found.rounding <= expected.rounding * 2.0**exponent + step
+        assert found.upper_bound > 0

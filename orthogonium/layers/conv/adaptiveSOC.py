@@ -35,7 +35,7 @@ class _SkewWeight(ConstrainedConvNd):
     @property
     def guarantee(self) -> Guarantee:
         """1-Lipschitz; and under circular padding that keeps every window no singular value is small."""
-        if not self.border.covers(self.geometry):
+        if not self.covers:
             return Guarantee("lipschitz", "for every image size")
         where = "" if set(self.geometry.stride) == {1} else ", for image sizes divisible by the stride"
         gap = 1 - smallest_singular_value(self.order)

@@ -42,11 +42,16 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
         return True
 
     @property
+    def covers(self) -> bool:
+        """Whether every window of a circular image is there."""
+        return self.border.covers(self.geometry)
+
+    @property
     def guarantee(self) -> Guarantee:
         """Orthogonal under circular padding that keeps every window; 1-Lipschitz otherwise."""
         if not self.exact or self.border.mode == "zeros":
             return Guarantee("lipschitz", "for every image size")
-        if not self.border.covers(self.geometry):
+        if not self.covers:
             return Guarantee("lipschitz", "for every image size (the padding leaves out windows)")
         if not self.geometry.is_strided:
             return Guarantee("orthogonal", "for every image size")
@@ -225,6 +230,13 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         self.padding_mode = border.mode
         if border.same:
             self.padding = "same"
+
+    @property
+    def covers(self) -> bool:
+        """More `output_padding` than to the end of the last window adds windows, which have no input here."""
+        g, border = self.geometry, self.border
+        axes = zip(g.extent, border.left, border.right, self.output_padding, g.stride, strict=True)
+        return super().covers and all(x - a - b + o <= s for x, a, b, o, s in axes)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the adjoint of the convolution; `output_size` picks one of the image sizes it could come from."""

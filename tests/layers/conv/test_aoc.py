@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 import orthogonium.linalg as linalg
 from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
 from orthogonium.layers.conv import AOC
+from orthogonium.layers.conv.adaptiveSOC import AdaptiveSOCConvTranspose2d
 from orthogonium.layers.conv.init import conv_orthogonal_
 from tests.oracle import operator, plain_conv, singular_values
 
@@ -369,3 +370,26 @@ def test_published_example():
     )
     x = torch.randn(1, 3, 32, 32)
     assert layer(x).shape == (1, 16, 16, 16)
+
+
+@pytest.mark.parametrize("channels", [(3, 1), (2, 4), (4, 4)])
+@pytest.mark.parametrize("stride,dilation,padding", [(1, 2, 1), (2, 3, 1), (1, 3, 3), (2, 1, 1), (3, 1, 0)])
+def test_output_padding_and_the_promise(channels, stride, dilation, padding):
+    """A promise of all singular values 1 is kept, for every output_padding that is accepted."""
+    for extra in range(max(stride, dilation)):
+        layer = AOC.AdaptiveOrthoConvTranspose1d(
+            *channels, 3, stride, padding, output_padding=extra, dilation=dilation, padding_mode="circular"
+        )
+        for size in (4, 5):
+            sigma = singular_values(layer, channels[0], size)
+            assert sigma.max() <= 1 + 1e-5
+            divisible = layer(torch.zeros(channels[0], size)).shape[-1] % stride == 0
+            if layer.guarantee.kind == "orthogonal" and divisible:
+                assert sigma.min() >= 1 - 1e-5
+
+
+def test_output_padding_beyond_the_windows_is_no_isometry():
+    for cls in (AOC.AdaptiveOrthoConvTranspose2d, AdaptiveSOCConvTranspose2d):
+        layer = cls(3, 1, 1, dilation=2, output_padding=(0, 1), padding_mode="circular")
+        assert singular_values(layer, 3, 4, 4).min() < 1e-5
+        assert str(layer.guarantee).startswith("1-Lipschitz, for every image size")
