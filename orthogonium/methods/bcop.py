@@ -192,7 +192,8 @@ class _Compose(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None]:
         if grad is None:
             return None, None, None, None
-        bases, *saved = ctx.saved_tensors
+        bases, *rest = ctx.saved_tensors
+        saved = list(rest)  # which old compilers take for a tuple
         rotation, *axes = bases.split((bases.shape[1] - sum(ctx.counts), *ctx.counts), 1)
         grads: list[Tensor] = []  # of the bases
         for axis, (n, u) in enumerate(zip(ctx.counts, axes, strict=True)):

@@ -64,7 +64,8 @@ class _ComposePairs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
         if grad is None:
             return None, None, None
-        bases, taps, overlap, image, *saved = ctx.saved_tensors
+        bases, taps, overlap, image, *rest = ctx.saved_tensors
+        saved = list(rest)  # which old compilers take for a tuple
         g, n, r, c = bases.shape
         _, *axes = taps.unflatten(0, (g, n // 2)).split((1, *(count // 2 for count in ctx.counts)), 1)
         grads: list[Tensor] = []  # of the taps of each pair
