@@ -68,9 +68,7 @@ def _rotation_adjoint(u: Tensor, x: Tensor, coordinates: Tensor, grad: Tensor) -
 
 
 def _pop(saved: list[Tensor], count: int) -> list[Tensor]:
-    taken = saved[len(saved) - count :]
-    del saved[len(saved) - count :]
-    return taken
+    return [saved.pop() for _ in range(count)][::-1]
 
 
 def _groups(bases: Tensor) -> list[tuple[int, Tensor]]:  # (g, n, r, c) → pairs (2, (g, 2r, c)), maybe (1, (g, r, c))
