@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow check format docs clean
+.PHONY: demo test test-slow test-everywhere check format docs clean
 .DELETE_ON_ERROR:
 
 # torch goes first and pinned, so that no other package can pull a different build of it.
@@ -21,6 +21,20 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n auto -m slow
+
+# The suite as other machines see it: their instructions, their number of threads, and other samples of the random tests.
+# `make test-everywhere TESTS="tests/linalg tests/methods"` runs a part.
+TESTS ?=
+VARIATIONS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 \
+  ORTHOGONIUM_SEED=0 ORTHOGONIUM_SEED=1 ORTHOGONIUM_SEED=2
+
+# Workers of `-n` have one thread each, so that two threads are tried without workers.
+test-everywhere: $(READY)
+	@for variation in $(VARIATIONS); do \
+	  workers="-n auto"; test $$variation = OMP_NUM_THREADS=2 && workers="-p no:xdist"; \
+	  echo "$$variation"; \
+	  env $$variation $(BIN)/python -m pytest $$workers -m "not slow" $(TESTS) || exit 1; \
+	done
 
 check: $(READY)
 	$(BIN)/ruff check .

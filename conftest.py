@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 import torch
 from sybil import Sybil
@@ -12,9 +13,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each worker
     torch.set_num_threads(1)
 
 
+# Another seed is another sample of the random tests, each of which repeats exactly.
+SEED = int(os.environ.get("ORTHOGONIUM_SEED", "0"))
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SEED and hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            hypothesis.seed(SEED)(item.obj)
+
+
 @pytest.fixture(autouse=True)
 def _seed(doctest_namespace):
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     doctest_namespace["torch"] = torch
 
 
