@@ -13,7 +13,7 @@ ALLOWED = {
     "class_param": set(),
     "linalg": set(),
     "reparametrizers": {"linalg"},
-    "kernels": set(),
+    "kernels": {"linalg"},
     "methods": {"kernels", "linalg"},
     "spectral": set(),
     "legacy": set(),

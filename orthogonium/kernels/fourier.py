@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from orthogonium.linalg.derivatives import HandWritten, evaluate
 
 Symbol: TypeAlias = tuple[Tensor, Tensor | None]
 
@@ -101,37 +103,35 @@ def product(x: Symbol, y: Symbol) -> Symbol:
     return ac - bd, (a + b) @ (c + d) - ac - bd
 
 
-class _Gram(torch.autograd.Function):
-    """(A, B) → real and imaginary part of `(A + iB)(A + iB)ᴴ`.
+class _Gram(HandWritten):
+    """(A, B) → real and imaginary part of `(A + iB)(A + iB)ᴴ`, one above the other.
 
     The gradient `(S + iT)(A + iB)`, with S and T the symmetric and antisymmetric parts of the incoming gradients (times
     2), takes three products, where that of the single products would take six.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(real: Tensor, imaginary: Tensor) -> tuple[Tensor, list[Tensor]]:
         cross = imaginary @ real.mT
-        return real @ real.mT + imaginary @ imaginary.mT, cross - cross.mT
+        return torch.stack((real @ real.mT + imaginary @ imaginary.mT, cross - cross.mT)), []
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_real: Tensor, grad_imaginary: Tensor) -> tuple[Tensor, Tensor]:
-        real, imaginary = ctx.saved_tensors
-        incoming = grad_real + grad_real.mT, grad_imaginary - grad_imaginary.mT
-        grad = product(incoming, (real, imaginary))
-        assert grad[1] is not None
-        return grad[0], grad[1]
+    def adjoint(
+        inputs: Sequence[Tensor], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        real, imaginary = grad
+        result = product((real + real.mT, imaginary - imaginary.mT), (inputs[0], inputs[1]))
+        assert result[1] is not None
+        return result[0], result[1]
 
 
 def gram(x: Symbol) -> Symbol:
     """Symbol of `K Kᵀ`; for a Hermitian one that is its square, for an anti-Hermitian one minus its square."""
     real, imaginary = x
-    return (real @ real.mT, None) if imaginary is None else _Gram.apply(real, imaginary)
+    if imaginary is None:
+        return real @ real.mT, None
+    both = evaluate(_Gram, real, imaginary)
+    return both[0], both[1]
 
 
 def _half_taps(x: Symbol, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:

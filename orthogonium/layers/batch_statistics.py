@@ -50,9 +50,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return _SumOverProcesses.apply(gradient, ctx.group), None
 
 
 class BatchStatistics(nn.Module):

@@ -2,10 +2,8 @@
 
 from orthogonium.linalg.newton_schulz import (
     BatchedBjorckOrthogonalization,
-    BatchedPolarOrthogonalization,
     bjorck,
     cubic_step,
-    polar,
 )
 from orthogonium.linalg.norms import (
     BatchedGramNormalization,
@@ -31,6 +29,7 @@ from orthogonium.linalg.params import (
     OrthoParams,
     check_ortho_params,
 )
+from orthogonium.linalg.polar import BatchedPolarOrthogonalization, polar
 from orthogonium.linalg.random import random_orthogonal
 from orthogonium.linalg.rotations import (
     BatchedCayleyOrthogonalization,
@@ -43,7 +42,6 @@ from orthogonium.linalg.triangular import (
     BatchedQROrthogonalization,
     cholesky,
     qr,
-    span_basis,
 )
 
 __all__ = [
@@ -79,7 +77,6 @@ __all__ = [
     "power_iteration",
     "qr",
     "random_orthogonal",
-    "span_basis",
     "spectral_normalize",
     "unit_norm",
 ]

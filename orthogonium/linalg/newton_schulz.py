@@ -1,31 +1,17 @@
-"""The orthogonal polar factor (the nearest orthogonal matrix) by matrix products alone: Björck–Bowie and polar.
+"""Steps of Newton–Schulz type, odd polynomials of the singular values, and the Björck–Bowie iteration.
 
-Both apply odd polynomials to the singular values. Björck, Bowie (1971), "An iterative algorithm for computing the best
-estimate of an orthogonal matrix". `polar` starts with polynomials that are minimax on a shrinking interval around 1
-(Amsel et al. 2025, "The Polar Express"), so that fourteen steps serve every condition number up to 1e6.
+Björck, Bowie (1971), "An iterative algorithm for computing the best estimate of an orthogonal matrix".
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit, warn_if_deficient
-
-# Minimax odd quintics for singular values in [1e-4, 1], each with a safety factor of 1.01: without it, rounding that
-# pushes a singular value above its interval is amplified by each further step. The second one, repeated, lifts
-# smaller singular values by 4.2 each time: 1e-4 / 4.2⁴ ≈ 3e-7.
-_MINIMAX = (
-    (8.425629, -24.521285, 17.843376),
-    *[(4.207573, -3.062239, 0.557455)] * 5,
-    (4.183909, -3.046176, 0.555659),
-    (4.087721, -2.980638, 0.548331),
-    (3.737491, -2.738356, 0.521267),
-    (2.866548, -2.101200, 0.450578),
-    (2.022039, -1.383518, 0.373861),
-)
-_QUINTIC = (15 / 8, -10 / 8, 3 / 8)
+from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, warn_if_deficient
 
 
 def _gram(w: Tensor) -> Tensor:
@@ -43,7 +29,8 @@ def cubic_step(w: Tensor, beta: float = 0.5) -> Tensor:
     return (1 + beta) * w - beta * _multiply(_gram(w), w)
 
 
-def _quintic_step(w: Tensor, a: float, b: float, c: float) -> Tensor:
+def quintic_step(w: Tensor, a: float, b: float, c: float) -> Tensor:
+    """`aW + b WWᵀW + c (WWᵀ)²W`."""
     gram = _gram(w)
     return a * w + _multiply(b * gram + c * (gram @ gram), w)
 
@@ -63,31 +50,6 @@ def bjorck(w: Tensor, steps: int = 12, beta: float = 0.5) -> Tensor:  # (..., ro
     for _ in range(steps):
         w = cubic_step(w, beta)
     return w
-
-
-@full_precision
-def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
-    """The orthogonal polar factor `(WWᵀ)^(-1/2) W`, of any scale: the nearest matrix with all singular values 1.
-
-    Stateless: a Gram bound `‖W‖² ≤ max_i Σ_j |WWᵀ|_ij` scales the input safely. Eleven minimax steps, two quintic and
-    one cubic step leave singular values within 1e-6 of 1 in float32 and 1e-12 in float64, for condition numbers up to
-    about 1e6. Rank-deficient input has no such factor: lost directions stay near zero and a `NumericalWarning` is
-    issued.
-
-    >>> w = polar(torch.randn(4, 3, 5, dtype=torch.float64))
-    >>> bool((w @ w.mT - torch.eye(3)).abs().max() < 1e-12)
-    True
-    """
-    check_matrix(w, "polar")
-    if w.numel() == 0:
-        return w
-    w = scale_to_unit(w)
-    squared = _gram(w).abs().sum(-1).amax(-1)[..., None, None]
-    w = w / torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
-    for coefficients in _MINIMAX:
-        w = _quintic_step(w, *coefficients)
-    w = _quintic_step(_quintic_step(w, *_QUINTIC), *_QUINTIC)
-    return warn_if_deficient(cubic_step(w), "polar")
 
 
 class BatchedBjorckOrthogonalization(nn.Module):
@@ -110,23 +72,19 @@ class BatchedBjorckOrthogonalization(nn.Module):
     def forward(self, w: Tensor) -> Tensor:
         """Orthonormalize."""
         if self.pass_through:
-            with torch.no_grad():
-                correction = bjorck(w, self.niters, self.beta) - w
-            return warn_if_deficient(w + correction, type(self).__name__, 0.5)
-        return warn_if_deficient(bjorck(w, self.niters, self.beta), type(self).__name__, 0.5)
+            return w + (self._iterate(w.detach()) - w.detach())
+        return self._iterate(w)
+
+    def _iterate(self, w: Tensor) -> Tensor:
+        """All steps, with a look at the matrix before the last one, which brings an error e to `(1 − 2β)e + 3βe²`."""
+        last, linear, allowed = min(self.niters, 1), 1 - 2 * self.beta, 1e-5
+        if last:
+            allowed = (math.sqrt(linear**2 + 12 * self.beta * allowed) - linear) / (6 * self.beta)
+        w = bjorck(w, self.niters - last, self.beta)
+        rounding = 64 * torch.finfo(w.dtype).eps * (min(w.shape[-2:]) + 8)
+        warn_if_deficient(w, type(self).__name__, max(2 * allowed, rounding))
+        return bjorck(w, last, self.beta)
 
     def extra_repr(self) -> str:
         """Arguments, for printing."""
         return f"niters={self.niters}, beta={self.beta}, pass_through={self.pass_through}"
-
-
-class BatchedPolarOrthogonalization(nn.Module):
-    """Module form of `polar`: 1e-6 in float32 up to a condition number of about 1e6."""
-
-    def __init__(self, weight_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
-
-    def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
-        return polar(w)

@@ -12,8 +12,9 @@ from functools import partial
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.newton_schulz import BatchedBjorckOrthogonalization, BatchedPolarOrthogonalization
+from orthogonium.linalg.newton_schulz import BatchedBjorckOrthogonalization
 from orthogonium.linalg.norms import BatchedIdentity, BatchedPowerIteration
+from orthogonium.linalg.polar import BatchedPolarOrthogonalization
 from orthogonium.linalg.rotations import BatchedCayleyOrthogonalization, BatchedExponentialOrthogonalization
 from orthogonium.linalg.triangular import BatchedCholeskyOrthogonalization, BatchedQROrthogonalization
 
@@ -67,7 +68,7 @@ class Orthogonalization(nn.Module):
 
 
 DEFAULT_ORTHO_PARAMS = OrthoParams()
-"""Three Cholesky passes: 1e-6 in float32, 1e-14 in float64, condition numbers up to 1e6 (1e14)."""
+"""Cholesky passes, as many as it takes: 1e-6 in float32, 1e-14 in float64, condition numbers up to 1e6 (1e14)."""
 
 DEFAULT_TEST_ORTHO_PARAMS = OrthoParams()
 """The default: it is exact enough for tests as it is."""

@@ -65,12 +65,14 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
     return cubic_step(rotation[..., :rows, :columns])
 
 
-def _solve(a: Tensor, b: Tensor) -> Tensor:
-    """`a⁻¹ b`. CPU batches go one by one: the batched LU solve of torch fails there with several threads (n > 150)."""
+def _inverse(a: Tensor) -> Tensor:
+    """`a⁻¹`, whose derivatives torch has right to all orders, unlike those of `linalg.solve` taken forwards.
+
+    CPU batches go one by one: the batched LU factorization of torch fails there with several threads (n > 150).
+    """
     if a.device.type != "cpu" or a.dim() == 2 or a.shape[-1] <= 128:
-        return torch.linalg.solve(a, b)
-    pairs = zip(a.flatten(0, -3), b.flatten(0, -3), strict=True)
-    return torch.stack([torch.linalg.solve(x, y) for x, y in pairs]).reshape(b.shape)
+        return torch.linalg.inv(a)
+    return torch.stack([torch.linalg.inv(x) for x in a.flatten(0, -3)]).reshape(a.shape)
 
 
 @full_precision
@@ -91,7 +93,7 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     size = w.shape[-1]
     u, v = w[..., :size, :], w[..., size:, :]
     identity = torch.eye(size, dtype=w.dtype, device=w.device).expand_as(u)
-    inverse = _solve(identity + (u - u.mT) + v.mT @ v, identity)  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
+    inverse = _inverse(identity + (u - u.mT) + v.mT @ v)  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
     return cubic_step(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
 
 

@@ -5,15 +5,24 @@ solve: with `A = G Wᵀ` for an upstream gradient G,
 
     ∇X = L⁻ᵀ (G − (tril(A) + tril(A, −1)ᵀ) W).
 
-If only the span of the rows matters (a function of the projector `WᵀW`), A is symmetric and this is `L⁻ᵀ (G − A W)`.
 Tall matrices are transposed: their columns are orthonormalized.
 
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
 A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
-κ ≤ 5e3 and three serve κ ≤ 1e6. Square matrices need three: κ is often 1e5. Wide ones, with at least twice as many columns
-as rows, are well conditioned: two passes. The shift is part of every pass: it keeps rank-deficient input finite (lost
-directions come out as zero), and what it takes from the other directions is given back in the later passes.
+κ ≤ 5e3 and three serve κ ≤ 1e6. The shift is part of every pass: it keeps rank-deficient input finite (lost directions
+come out as zero), and what it takes from the other directions is given back in the later passes.
+
+Note [Passes]
+After the first pass no singular value exceeds 1, so that `r − trace(XXᵀ)` bounds what is missing of the smallest one: where
+it is below ½ at the beginning of a pass, that pass is exact to a few eps, and the last one. So the processor counts as it
+goes, up to four, and warns if that was not enough. To look at values would make an accelerator wait: there, and where
+there are no values, it is always three.
+
+Note [Preconditioning]
+Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives of
+any order L may be taken off first, as a constant, which leaves a nearly orthonormal matrix: one Cholesky factorization, of
+a matrix near I.
 
 Note [Layouts]
 A quarter of the time of a build is triangular solves. LAPACK is fastest from the right, on tall right-hand sides stored by
@@ -23,24 +32,31 @@ gives it, backward the transpose of a product. Otherwise it takes 1.5 times as l
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from orthogonium.linalg.derivatives import HandWritten, evaluate
 from orthogonium.linalg.precision import (
     check_matrix,
     check_shape,
     full_precision,
-    full_precision_backward,
     magnitude,
+    may_look,
     refuse_onnx,
     scale_to_unit,
     warn_if_deficient,
+    warn_of_deficiency,
 )
 
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
+_BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
+
+Factorization: TypeAlias = tuple[Tensor, Tensor, Tensor]  # W, Lᵀ, s with X = s·LW
+Algorithm: TypeAlias = Callable[[Tensor], Factorization]  # (b, r, c) → (b, r, c), (b, r, r), any shape for s
 
 
 def _batch(x: Tensor) -> Tensor:  # (..., m, n) → (b, m, n)
@@ -53,102 +69,84 @@ def _cholesky_rows(x: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:  # (b, r, 
     return torch.linalg.solve_triangular(upper, x.mT, upper=True, left=False).mT, upper
 
 
-def _orthonormal_rows(x: Tensor, passes: int) -> tuple[Tensor, Tensor]:  # (b, r, c) → the same shape, (b, r, r)
-    """`W` and `Lᵀ` of `X = LW`, entries of X at most 1. Note [Shifted Cholesky]."""
+def _cholesky_passes(x: Tensor, passes: int | None, name: str) -> Factorization:
+    """`W`, `Lᵀ` and the scale of `X`, by one pass or as many as it takes. Note [Shifted Cholesky], Note [Passes]."""
     eps = torch.finfo(x.dtype).eps
+    scale = magnitude(x)
+    x = x / scale
+    rank = x.shape[1]
     gram = torch.bmm(x, x.mT)
     # The largest row sum bounds ‖XXᵀ‖; the floor keeps zero input finite.
     shift = gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps).mul(_SHIFT * eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
     x, upper = _cholesky_rows(x, gram)
-    if passes > 1:
-        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    for _ in range(passes - 1):
-        # Now ‖XXᵀ‖ = 1 or a little less. Where X is nearly orthonormal the shift would divide every singular value by
-        # √(1 + shift): multiply the Gram matrix by the inverse square.
-        unit = 1 + _SHIFT * eps
-        gram = torch.baddbmm(identity, x, x.mT, beta=_SHIFT * eps / unit, alpha=1 / unit)
+    looks = may_look(x)
+    most = passes or (_MOST_PASSES if looks else _BLIND_PASSES)
+    for done in range(1, most):
+        gram = _shifted_gram(x)
+        missing = rank - gram.diagonal(dim1=-2, dim2=-1).sum(-1).min().item() if looks else 0.0
         x, factor = _cholesky_rows(x, gram)
         upper = torch.bmm(factor, upper)
-    return x, upper
+        if looks and missing <= 0.5:
+            break
+        if looks and done == most - 1:
+            warn_of_deficiency(name, missing, rank)
+    return x, upper, scale
 
 
-def _gradient(grad: Tensor, w: Tensor, upper: Tensor, span_only: bool) -> Tensor:  # (b, r, c), (b, r, c), (b, r, r)
-    inner = torch.bmm(grad, w.mT)
-    if not span_only:
+def _shifted_gram(x: Tensor) -> Tensor:
+    """`XXᵀ` for ‖X‖ ≤ 1, with a shift that leaves nearly orthonormal rows as they are.
+
+    The shift alone would divide their singular values by √(1 + shift): the matrix is multiplied by the inverse square.
+    """
+    shift = _SHIFT * torch.finfo(x.dtype).eps
+    identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    return torch.baddbmm(identity, x, x.mT, beta=shift / (1 + shift), alpha=1 / (1 + shift))
+
+
+def _householder(x: Tensor) -> Factorization:  # (b, r, c)
+    """The same by Householder reflections."""
+    q, upper = torch.linalg.qr(x.mT)
+    sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(x.dtype)
+    upper = upper * sign[..., None]
+    # Only the gradient divides by the diagonal: keep it finite where rows are linearly dependent.
+    diagonal = upper.diagonal(dim1=-2, dim2=-1)
+    info = torch.finfo(x.dtype)
+    floor = (info.eps * upper.abs().amax((-2, -1), keepdim=True)).clamp_min(info.eps**2)[..., 0]
+    upper = upper + torch.diag_embed((floor - diagonal).clamp_min(0))
+    return (q * sign[..., None, :]).mT, upper, x.new_ones(())
+
+
+_CHOLESKY = partial(_cholesky_passes, passes=None, name="cholesky")
+_ONE_PASS = partial(_cholesky_passes, passes=1, name="cholesky")
+
+
+class _GramSchmidt(HandWritten):
+    """(X, algorithm) → W."""
+
+    @staticmethod
+    def compute(x: Tensor, factorize: Algorithm) -> tuple[Tensor, list[Tensor]]:
+        w, upper, scale = factorize(_batch(x))
+        return w.reshape(x.shape), [w, upper, scale]
+
+    @staticmethod
+    def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor, None]:
+        w, upper, scale = saved
+        g = _batch(grad)
+        inner = torch.bmm(g, w.mT)
         inner = inner.tril() + inner.tril(-1).mT
-    rest = torch.baddbmm(grad, inner, w, alpha=-1)
-    return torch.linalg.solve_triangular(upper.mT, rest.mT, upper=False, left=False).mT
+        rest = torch.baddbmm(g, inner, w, alpha=-1)
+        grad_x = torch.linalg.solve_triangular(upper.mT, rest.mT, upper=False, left=False).mT
+        return (grad_x / scale).reshape(grad.shape), None
 
-
-class _CholeskyRows(torch.autograd.Function):
-    """(…, r, c) → the same with orthonormal rows, the triangular factor, and the scale that was taken off before."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, passes: int, span_only: bool) -> tuple[Tensor, Tensor, Tensor]:
+    @classmethod
+    def plain(cls, x: Tensor, factorize: Algorithm) -> Tensor:
+        """Note [Preconditioning]."""
         flat = _batch(x)
-        scale = magnitude(flat)
-        w, upper = _orthonormal_rows(flat / scale, passes)
-        return w.reshape(x.shape), upper, scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.span_only = inputs[2]
-        ctx.set_materialize_grads(False)  # no zeros for what is only saved
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    @once_differentiable
-    @full_precision_backward
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
-        if grad is None:
-            return None, None, None
-        w, upper, scale = ctx.saved_tensors
-        inner = _gradient(_batch(grad), _batch(w), upper, ctx.span_only)
-        return (inner / scale).reshape(grad.shape), None, None
-
-
-class _HouseholderColumns(torch.autograd.Function):
-    """(…, c, r) → the same with orthonormal columns, and the triangular factor, by Householder reflections."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        q, upper = torch.linalg.qr(x)
-        sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(x.dtype)
-        upper = upper * sign[..., None]
-        # Only the gradient divides by the diagonal: keep it finite where columns are linearly dependent.
-        diagonal = upper.diagonal(dim1=-2, dim2=-1)
-        info = torch.finfo(x.dtype)
-        floor = (info.eps * upper.abs().amax((-2, -1), keepdim=True)).clamp_min(info.eps**2)[..., 0]
-        upper = upper + torch.diag_embed((floor - diagonal).clamp_min(0))
-        return q * sign[..., None, :], upper
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.set_materialize_grads(False)  # no zeros for what is only saved
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    @once_differentiable
-    @full_precision_backward
-    def backward(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
-        if grad is None:
-            return None
-        w, upper = ctx.saved_tensors
-        inner = _gradient(_batch(grad.mT), _batch(w.mT), _batch(upper), span_only=False)
-        return inner.mT.reshape(grad.shape)
-
-
-def span_basis(w: Tensor) -> Tensor:  # (..., r, c), r ≤ c → the same shape
-    """Orthonormal rows with the span of the rows of `w`; its gradient is that of functions of the projector only."""
-    refuse_onnx("span_basis")
-    return _CholeskyRows.apply(w, 2, True)[0] if w.numel() else w
+        w, upper, scale = factorize(flat.detach())
+        y = torch.linalg.solve_triangular(upper, (flat / scale).mT, upper=True, left=False).mT
+        y, _ = _cholesky_rows(y, _shifted_gram(y))
+        return (w + (y - y.detach())).reshape(x.shape)  # the derivatives of y, the value of the algorithm
 
 
 @full_precision
@@ -156,14 +154,14 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     """Orthonormalize the columns (the rows of a wide matrix) in order, by Cholesky factorizations of the Gram matrix.
 
     The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 1e-6 of 1
-    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14; 5e3 and 1e8 where one side is twice the other or
-    more). Rank-deficient input has no
-    result: the lost directions are zero and a `NumericalWarning` is issued.
+    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no result: lost
+    directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, which would have to be
+    waited for).
 
     Args:
         w: matrices, any scale.
-        stable: two or three passes (Note [Shifted Cholesky]). With False, one pass: an error of about κ²·eps for condition
-        number κ.
+        stable: as many passes as it takes (Note [Passes]). With False, one pass: an error of about κ²·eps for condition
+            number κ.
 
     >>> w = cholesky(torch.randn(4, 3, 5, dtype=torch.float64))
     >>> bool((w @ w.mT - torch.eye(3)).abs().max() < 1e-14)
@@ -174,8 +172,9 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     if w.numel() == 0:
         return w
     tall = w.shape[-2] >= w.shape[-1]
-    passes = 1 if not stable else 2 if 2 * min(w.shape[-2:]) <= max(w.shape[-2:]) else 3
-    rows = warn_if_deficient(_CholeskyRows.apply(w.mT if tall else w, passes, False)[0], "cholesky")
+    rows = evaluate(_GramSchmidt, w.mT if tall else w, _CHOLESKY if stable else _ONE_PASS)
+    if not stable:  # else the passes warn themselves
+        warn_if_deficient(rows, "cholesky")
     return rows.mT if tall else rows
 
 
@@ -195,9 +194,9 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     w = scale_to_unit(w)
     if w.numel() == 0:
         return w
-    wide = w.shape[-2] < w.shape[-1]
-    columns = _HouseholderColumns.apply(w.mT if wide else w)[0]
-    return columns.mT if wide else columns
+    tall = w.shape[-2] >= w.shape[-1]
+    rows = evaluate(_GramSchmidt, w.mT if tall else w, _householder)
+    return rows.mT if tall else rows
 
 
 class BatchedCholeskyOrthogonalization(nn.Module):

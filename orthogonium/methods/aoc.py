@@ -19,10 +19,10 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
-from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams, check_ortho_params, random_orthogonal, span_basis
+from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.linalg.precision import full_precision
 from orthogonium.methods.bcop import compose, count_bases
 from orthogonium.methods.constraint import Constraint
@@ -35,8 +35,7 @@ _CHANNELS = 48  # least number of channels: with fewer, operators cost more than
 class OrthogonalKernel(Constraint):
     """AOC kernel of a geometry. Raw parameters: the bases of BCOP `(g, N, ⌊c/2⌋, c)`, the RKO matrix, or both.
 
-    The bases only matter through their span, for which the default `ortho_params` has a cheaper gradient; other ones
-    are used as they are.
+    The bases only matter through their span: any orthonormal basis of it gives the same kernel.
     """
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
@@ -56,8 +55,7 @@ class OrthogonalKernel(Constraint):
         if bases:
             shape: tuple[int, ...] = (g, bases, self.channels // 2, self.channels)
             self.shapes.append(shape)
-            exact = ortho_params == DEFAULT_ORTHO_PARAMS or shape[-2] == 0
-            self.span: nn.Module | None = None if exact else ortho_params.build(shape)
+            self.orthonormalize = ortho_params.build(shape)
         if self.has_rko:
             shape = (g, co, plan.inner_channels * math.prod(plan.rko_size))
             self.shapes.append(shape)
@@ -107,7 +105,7 @@ class OrthogonalKernel(Constraint):
 
     def _factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """The dense kernel `(g, out, in, *tile)`, then the bases `(g, r, c)` from the first axis on."""
-        bases = self._bases(raw[0])
+        bases = self.orthonormalize(raw[0])
         if self.has_rko:
             return self._rko(raw[-1]), *bases.unbind(1)
         rotation, bases = bases.split((2, bases.shape[1] - 2), 1)
@@ -118,9 +116,6 @@ class OrthogonalKernel(Constraint):
         shape = (self.geometry.groups, self.geometry.group_out, self.plan.inner_channels, *self.plan.rko_size)
         return self.orthogonalize(raw).reshape(shape)
 
-    def _bases(self, raw: Tensor) -> Tensor:
-        return span_basis(raw) if self.span is None else self.span(raw)
-
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""
         g, co, ci = self.geometry.groups, self.geometry.group_out, self.geometry.group_in
@@ -130,7 +125,7 @@ class OrthogonalKernel(Constraint):
             if self.rows:  # (g, co, ci, *e) → (g, ci, co, *e)
                 start = rko.transpose(1, 2)
         if len(raw) > self.has_rko:
-            x = compose(self._bases(raw[0]), self.plan.bcop_size, start, self.columns)
+            x = compose(self.orthonormalize(raw[0]), self.plan.bcop_size, start, self.columns)
         else:
             assert start is not None
             x = start

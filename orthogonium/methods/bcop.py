@@ -6,7 +6,7 @@ size k is a product of k − 1 of them along each axis and of an orthogonal matr
 reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ flops, and 48 c³ backward.
 
 Note [One function]
-The whole composition is one autograd function of the bases: the bookkeeping of autograd would cost more than the
+The whole composition is one node of autograd, a function of the bases: the bookkeeping of autograd would cost more than the
 arithmetic for c ≤ 128. The kernel has the layout of a weight from the start, `(g, c, m, *taps)`: factors multiply from the
 left, whatever follows.
 """
@@ -14,13 +14,13 @@ left, whatever follows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from orthogonium.linalg.precision import full_precision_backward
+from orthogonium.linalg.derivatives import HandWritten, evaluate
 from orthogonium.methods.factors import (
     apply_taps,
     apply_taps_adjoint,
@@ -148,21 +148,20 @@ def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
     return sum(k - 1 for k in sizes) + 2 * rotate
 
 
-class _Compose(torch.autograd.Function):
-    """(bases, start) → kernel. The bases have orthonormal rows; the start is a kernel, or None for the rotation.
+class _Compose(HandWritten):
+    """(bases, start, factors along each axis, columns) → kernel.
 
-    The bases are those of the rotation (if any), then those of each axis; factors multiply in this order.
+    The bases have orthonormal rows; the start is a kernel, or None for the rotation. The bases are those of the rotation
+    (if any), then those of each axis; factors multiply in this order.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(
+    def compute(
         bases: Tensor,  # (g, N, r, c)
         start: Tensor | None,  # (g, c, m, *t)
-        counts: tuple[int, ...],  # factors along each axis
+        counts: tuple[int, ...],
         columns: int,  # m
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, list[Tensor]]:
         saved: list[Tensor] = []
         axes = bases.split((bases.shape[1] - sum(counts), *counts), 1)
         if start is None:
@@ -170,40 +169,29 @@ class _Compose(torch.autograd.Function):
             saved += kept
             x = x.reshape(*x.shape, *(1,) * len(counts))
         else:
-            x = start.clone(memory_format=torch.contiguous_format)
+            x = start.contiguous()
         for axis in reversed(range(len(counts))):
             if counts[axis]:
                 x = (_thin if _is_thin(axes[axis + 1], x) else _dense)(axes[axis + 1], x, axis + 3, saved)
-        return x, *saved
+        return x, saved
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        bases, start, ctx.counts, ctx.columns = inputs
-        ctx.rotate = start is None
-        ctx.set_materialize_grads(False)  # no zeros for what is only saved
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(bases, *output[1:])
-
-    @staticmethod
-    @once_differentiable
-    @full_precision_backward
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        if grad is None:
-            return None, None, None, None
-        bases, *rest = ctx.saved_tensors
-        saved = list(rest)  # which old compilers take for a tuple
-        rotation, *axes = bases.split((bases.shape[1] - sum(ctx.counts), *ctx.counts), 1)
+    def adjoint(
+        inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None]:
+        bases, start, counts, _ = inputs
+        rotation, *axes = bases.split((bases.shape[1] - sum(counts), *counts), 1)
         grads: list[Tensor] = []  # of the bases
-        for axis, (n, u) in enumerate(zip(ctx.counts, axes, strict=True)):
+        for axis, (n, u) in enumerate(zip(counts, axes, strict=True)):
             if n:
                 before = grad.narrow(axis + 3, 0, grad.shape[axis + 3] - n)
                 adjoint = _thin_adjoint if _is_thin(u, before) else _dense_adjoint
                 grads_u, grad = adjoint(u, saved, grad, axis + 3)
                 grads += grads_u
-        if ctx.rotate:
+        if start is None:
             x, coordinates = saved
             grads.insert(0, _rotation_adjoint(rotation.flatten(1, 2), x, coordinates, grad.flatten(2)))
-        return torch.cat(grads, 1).reshape(bases.shape), None if ctx.rotate else grad, None, None
+        return torch.cat(grads, 1).reshape(bases.shape), None if start is None else grad, None, None
 
 
 def _is_thin(bases: Tensor, x: Tensor) -> bool:
@@ -228,4 +216,4 @@ def compose(
     columns = channels if columns is None else columns
     if start is None and channels <= _FEW and not any(n % 2 for n in counts):
         return compose_pairs(bases, counts, columns)
-    return _Compose.apply(bases, start, counts, columns)[0]
+    return evaluate(_Compose, bases, start, counts, columns)

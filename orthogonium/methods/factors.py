@@ -74,10 +74,9 @@ def project_pair(u: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:  # 
     """The terms `PQX = Mᵀ(MNᵀ)NX` and `(P + Q − 2PQ)X = Uᵀ[MX − 2(MNᵀ)NX; NX]`, and what the adjoint needs."""
     m, n = u.chunk(2, 1)
     overlap = torch.bmm(m, n.mT)
-    coordinates = torch.bmm(u, x)
-    rows = m.shape[1]
-    inner = torch.bmm(overlap, coordinates[:, rows:])
-    coordinates[:, :rows].sub_(inner, alpha=2)
+    above, below = torch.bmm(u, x).chunk(2, 1)
+    inner = torch.bmm(overlap, below)
+    coordinates = torch.cat((torch.sub(above, inner, alpha=2), below), 1)
     return [torch.bmm(m.mT, inner), torch.bmm(u.mT, coordinates)], [overlap, coordinates, inner]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.linalg.precision import full_precision_backward, has_values
+from orthogonium.linalg.derivatives import HandWritten, evaluate
 
 
 def lead_axis(x: Tensor, axis: int) -> Tensor:  # (n, g, c, *sizes) → (g, c, size, n, *others)
@@ -47,33 +47,24 @@ def _apply(bases: Sequence[Tensor], x: Tensor, shift: int, saved: list[Tensor] |
     return x
 
 
-class _Factors(torch.autograd.Function):
-    """`_apply`, with a derivative that copies the images once for each factor."""
+class _Factors(HandWritten):
+    """(shift, x, *bases) → y: `_apply`, with a derivative that copies the images once for each factor."""
 
     @staticmethod
-    def forward(ctx: Any, shift: int, x: Tensor, *bases: Tensor) -> Tensor:
+    def compute(shift: int, x: Tensor, *bases: Tensor) -> tuple[Tensor, list[Tensor]]:
         saved: list[Tensor] = []
-        y = _apply(bases, x, shift, saved if any(ctx.needs_input_grad[2:]) else None)
-        ctx.shift = shift
-        ctx.save_for_backward(x, *bases, *saved)
-        return y
+        return _apply(bases, x, shift, saved if any(u.requires_grad for u in bases) else None), saved
 
     @staticmethod
-    @full_precision_backward
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, wants_x, *wants_bases = ctx.needs_input_grad
-        x, *saved = ctx.saved_tensors  # unpacked once: activation checkpoints allow no more
-        bases, saved = saved[: len(wants_bases)], saved[len(wants_bases) :]
-        if torch.is_grad_enabled():  # the derivative is to be derived itself: take that of the plain operators
-            inputs = [t.view_as(t) for t in (x, *bases)]  # what they are computed from is not asked for here
-            y = _apply(inputs[1:], inputs[0], ctx.shift)
-            wanted = [t for t, wants in zip(inputs, ctx.needs_input_grad[1:], strict=True) if wants]
-            found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
-            return None, *(next(found) if wants else None for wants in ctx.needs_input_grad[1:])
+    def adjoint(
+        inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        shift, _, *bases = inputs
+        _, wants_x, *wants_bases = wants
         grads: list[Tensor | None] = [None] * len(bases)
         for i in reversed(range(len(bases))):
             inner = torch.bmm(bases[i], grad)
-            zeros = grad.new_zeros(()).expand(*grad.shape[:2], ctx.shift)
+            zeros = grad.new_zeros(()).expand(*grad.shape[:2], shift)
             few = zeros[:, : inner.shape[1]]
             inner = torch.cat((inner, few), 2).sub_(torch.cat((few, inner), 2))
             if wants_bases[i]:
@@ -87,15 +78,8 @@ class _Factors(torch.autograd.Function):
 def apply_factors(bases: Sequence[Tensor], x: Tensor, dilation: int) -> Tensor:  # (g, r, c), (g, c, L, …)
     """Apply the factors of one axis in the order given: each takes `dilation` pixels off."""
     others = x.shape[3:]
-    x = x.flatten(2)
     shift = dilation * math.prod(others)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *bases))
-    # Compilers, function transforms and forward derivatives take the plain operators.
-    if recorded and has_values(x, *bases):
-        y = _Factors.apply(shift, x, *bases)
-    else:
-        y = _apply(bases, x, shift)
-    return y.unflatten(2, (-1, *others))
+    return evaluate(_Factors, shift, x.flatten(2), *bases).unflatten(2, (-1, *others))
 
 
 # ── the dense one ──

@@ -8,14 +8,14 @@ the taps `A_0 = PQ` and `A_1 = P + Q − 2PQ` of all pairs are computed at once;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from orthogonium.linalg.precision import full_precision_backward
+from orthogonium.linalg.derivatives import HandWritten, evaluate
 from orthogonium.methods.factors import (
     apply_taps,
     apply_taps_adjoint,
@@ -29,13 +29,15 @@ from orthogonium.methods.factors import (
 )
 
 
-class _ComposePairs(torch.autograd.Function):
+class _ComposePairs(HandWritten):
     """(bases, factors along each axis, columns) → kernel."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(bases: Tensor, counts: tuple[int, ...], columns: int) -> tuple[Tensor, ...]:  # (g, n, r, c), …, m
+    def compute(
+        bases: Tensor,  # (g, n, r, c)
+        counts: tuple[int, ...],
+        columns: int,  # m
+    ) -> tuple[Tensor, list[Tensor]]:
         g, n, r, c = bases.shape
         taps, kept = pair_taps(bases.reshape(g * n // 2, 2 * r, c))
         rotation, *axes = taps.unflatten(0, (g, n // 2)).split((1, *(count // 2 for count in counts)), 1)
@@ -49,27 +51,18 @@ class _ComposePairs(torch.autograd.Function):
                 flat = x.flatten(2)
                 saved += [flat, *([*kernels, product] if kernels else [])]
                 x = assemble(apply_taps(product, flat), x, axis + 3)
-        return x, taps, *kept, *saved
+        return x, [taps, *kept, *saved]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        bases, ctx.counts, _ = inputs
-        ctx.set_materialize_grads(False)  # no zeros for what is only saved
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(bases, *output[1:])
-
-    @staticmethod
-    @once_differentiable
-    @full_precision_backward
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
-        if grad is None:
-            return None, None, None
-        bases, taps, overlap, image, *rest = ctx.saved_tensors
-        saved = list(rest)  # which old compilers take for a tuple
+    def adjoint(
+        inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
+    ) -> tuple[Tensor, None, None]:
+        bases, counts, _ = inputs
+        taps, overlap, image, *saved = saved
         g, n, r, c = bases.shape
-        _, *axes = taps.unflatten(0, (g, n // 2)).split((1, *(count // 2 for count in ctx.counts)), 1)
+        _, *axes = taps.unflatten(0, (g, n // 2)).split((1, *(count // 2 for count in counts)), 1)
         grads: list[Tensor] = []  # of the taps of each pair
-        for axis, count in enumerate(ctx.counts):
+        for axis, count in enumerate(counts):
             if not count:
                 continue
             *parts, product = axes[axis].unbind(1)
@@ -90,4 +83,4 @@ class _ComposePairs(torch.autograd.Function):
 
 def compose_pairs(bases: Tensor, counts: tuple[int, ...], columns: int) -> Tensor:  # (g, n, r, c) → (g, c, m, *taps)
     """The first columns of a rotation, times the factors of the last axis, and so on; an even number on each."""
-    return _ComposePairs.apply(bases, counts, columns)[0]
+    return evaluate(_ComposePairs, bases, counts, columns)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orthogonium.errors import NumericalWarning, ParameterError, ShapeError
-from orthogonium.linalg import bjorck, cayley, cholesky, exponential, polar, qr, span_basis
+from orthogonium.linalg import bjorck, cayley, cholesky, exponential, polar, qr
 from orthogonium.linalg.newton_schulz import BatchedBjorckOrthogonalization
 from orthogonium.linalg.rotations import BatchedExponentialOrthogonalization
 
@@ -71,20 +71,9 @@ def test_gradcheck_bjorck(steps):
     assert torch.autograd.gradcheck(lambda x: bjorck(x, steps), w.requires_grad_())
 
 
-def test_gradcheck_of_functions_of_the_span():
-    """The gradient of `span_basis` holds for functions of the projector alone."""
-    target = torch.randn(5, 5, dtype=torch.float64)
-
-    def projector_function(w):
-        m = span_basis(w)
-        return ((m.mT @ m) * target).sum((-2, -1))
-
-    assert torch.autograd.gradcheck(projector_function, torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True))
-
-
-def test_span_basis_keeps_the_span():
+def test_cholesky_keeps_the_span():
     w = torch.randn(4, 3, 7, dtype=torch.float64)
-    m = span_basis(w)
+    m = cholesky(w)
     assert deviation(m) < 1e-14
     torch.testing.assert_close((w @ m.mT) @ m, w)
 
@@ -126,14 +115,12 @@ def test_cayley_and_exponential_against_their_definitions():
 
 
 @dtypes
-@pytest.mark.parametrize("kappa", [1e2, 1e4, 1e5])
+@pytest.mark.parametrize("kappa", [1e2, 1e4, 1e5, 1e6])
 @pytest.mark.parametrize("name", ["cholesky", "qr", "polar"])
 def test_ill_conditioned(name, dtype, kappa):
     u, v = torch.linalg.qr(torch.randn(2, 96, 96, dtype=torch.float64))[0]
     w = u * torch.logspace(0, -torch.tensor(kappa).log10().item(), 96, dtype=torch.float64) @ v
     assert deviation(EXACT[name](w.to(dtype))) <= TOLERANCE[dtype]
-    if name != "polar" and kappa <= 1e2:
-        assert deviation(span_basis(w[:40].to(dtype))) <= TOLERANCE[dtype]
 
 
 def degenerate(kind, shape, dtype):
@@ -237,6 +224,7 @@ def test_bjorck_documented_tolerance():
     assert deviation(bjorck(w, 40)) <= 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::orthogonium.errors.NumericalWarning")  # few steps are not enough
 @pytest.mark.parametrize("niters", [0, 1, 5, 12])
 @pytest.mark.parametrize("beta", [0.5, 0.25])
 def test_the_iteration_count_is_the_count_that_runs(niters, beta):
