@@ -25,6 +25,10 @@ class ExportError(OrthogoniumError):
     """A format has no way to say what a model computes."""
 
 
+class DerivativeError(OrthogoniumError):
+    """A derivative was asked for in a way in which it would be wrong."""
+
+
 class NumericalWarning(UserWarning):
     """The result is finite but the guarantee cannot hold for this input (e.g. a rank-deficient matrix)."""
 

@@ -13,13 +13,14 @@ the right. So all derivatives follow from that of one linear equation, which is 
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from orthogonium.errors import DerivativeError
 from orthogonium.linalg.newton_schulz import cubic_step, quintic_step
 from orthogonium.linalg.precision import (
     check_matrix,
@@ -46,7 +47,29 @@ _QUINTIC = (15 / 8, -10 / 8, 3 / 8)
 _SHIFT = 4.0  # in units of eps·‖H‖
 
 
-_outer_tangents = partial(forward_ad._set_fwd_grad_enabled, True)
+def _is_nested() -> bool:
+    """Whether one forward derivative is taken inside another."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1
+
+
+def _nested_tangents(tangent: Tensor) -> AbstractContextManager[object]:
+    """Torch turns forward derivatives off inside of one: outer ones would take what is computed there for a constant."""
+    if not _is_nested():
+        return nullcontext()
+    if torch._C._functorch.is_batchedtensor(tangent):
+        raise DerivativeError(
+            "polar: forward derivatives of forward derivatives cannot be batched (jacfwd of jacfwd, vmap of jvp of jvp). "
+            "Take one of the two backwards: torch.func.hessian, jacfwd of jacrev, or torch.autograd.functional."
+        )
+    return forward_ad._set_fwd_grad_enabled(True)
+
+
+def _values(ctx: Any) -> tuple[Tensor, ...]:
+    """What was saved, without the tangents that are given beside it."""
+    if not _is_nested():
+        return ctx.saved_tensors
+    return tuple(forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
 
 
 class _Sylvester(torch.autograd.Function):
@@ -77,8 +100,8 @@ class _Sylvester(torch.autograd.Function):
 class _SylvesterForward(_Sylvester):
     @staticmethod
     def jvp(ctx: Any, tangent_h: Tensor, tangent_b: Tensor) -> Tensor:
-        with _outer_tangents():
-            h, x = (forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
+        with _nested_tangents(tangent_b):
+            h, x = _values(ctx)
             tangent_h = tangent_h[..., None, :, :]
             return _sylvester(h, tangent_b - tangent_h @ x - x @ tangent_h)
 
@@ -136,8 +159,8 @@ class _Polar(torch.autograd.Function):
 class _PolarForward(_Polar):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        with _outer_tangents():
-            w, q = (forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
+        with _nested_tangents(tangent):
+            w, q = _values(ctx)
             return _derivative(w, q, tangent)
 
 

@@ -15,6 +15,12 @@ Note [Stride]
 A convolution of stride s and dilation d applies, up to a permutation of pixels, one of stride 1 and dilation 1 to the
 phases of its taps: taps with the same index mod `e = s / gcd(s, d)` meet the same phase of the image. Both sides of
 that kernel can be scaled: its rows are output channels, its columns are input channels times phases.
+
+Note [Kinks]
+Layers start next to orthogonal kernels, whose Gram kernel is zero but for its diagonal: next to the kinks of |G|. There the
+gradient is made of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign of a thousand wrong, and
+the gradient by 1e-2. So processors compute the diagonal in float64. Accelerators do not, where that may take 64 times as
+long: what they get is a subgradient of a kernel that is as close as rounding.
 """
 
 from __future__ import annotations
@@ -101,14 +107,19 @@ def gram_diagonal(
     check_steps(niter, "gram_diagonal")
     x = kernel.unflatten(0, (groups, -1))
     weights = None if q is None else positive_weights(q.view(groups, -1))
-    return _gram_diagonal(x, weights, niter).flatten()
+    return _gram_diagonal(x, weights, niter, x.dtype).flatten()
 
 
-def _gram_diagonal(x: Tensor, weights: Tensor | None, niter: int) -> Tensor:  # (g, m, n, *k) → (g, m)
+def _gram_diagonal(
+    x: Tensor,  # (g, m, n, *k)
+    weights: Tensor | None,  # (g, m)
+    niter: int,
+    precision: torch.dtype,  # of the kernel that is scaled: maybe less than that of x
+) -> Tensor:  # (g, m)
     sizes = [2 * n - 1 for n in x.shape[3:]]
     half = hermitian_taps(gram(symbol(x, sizes)), sizes)
     terms = max(x.shape[1], math.prod(x.shape[2:]))
-    return dominating_diagonal(half, sizes, weights, niter - 1) * rounding(terms, x.dtype)
+    return dominating_diagonal(half, sizes, weights, niter - 1) * rounding(terms, precision)
 
 
 def check_steps(niter: int, name: str) -> None:
@@ -170,11 +181,14 @@ class AlmostOrthogonalKernel(Constraint):
         e = g.effective_stride
         largest = raw[0].detach().abs().flatten().amax(0)
         # The result does not depend on the scale: a constant for the gradient that keeps squares in range.
-        kernel = (raw[0] / torch.where(largest > 0, largest, torch.ones_like(largest))).unflatten(0, (g.groups, -1))
-        weights = positive_weights(raw[1]) if len(raw) > 1 else None
-        stacked = stack_phases(kernel, e) if max(e, default=1) > 1 else kernel
-        t = _gram_diagonal(stacked if self.rows else stacked.transpose(1, 2), weights, self.niter)
-        scale = t.rsqrt()
+        unit = torch.where(largest > 0, largest, torch.ones_like(largest))
+        dtype = raw[0].dtype
+        wide = torch.float64 if raw[0].device.type == "cpu" else dtype  # Note [Kinks]
+        exact = (raw[0].to(wide) / unit).unflatten(0, (g.groups, -1))
+        weights = positive_weights(raw[1].to(wide)) if len(raw) > 1 else None
+        stacked = stack_phases(exact, e) if max(e, default=1) > 1 else exact
+        t = _gram_diagonal(stacked if self.rows else stacked.transpose(1, 2), weights, self.niter, dtype)
+        kernel, scale = exact.to(dtype), t.rsqrt().to(dtype)
         if self.rows:
             factor = scale.view(*scale.shape, 1, *[1] * g.dims)
         else:

@@ -1,0 +1,109 @@
+"""Second derivatives of every layer with respect to its parameters, in every way that torch has of taking them."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad, functional
+from torch.func import functional_call, grad, jvp, vjp
+
+from orthogonium.methods import aoc
+from tests.contracts.test_contracts import LAYERS as ALL
+from tests.contracts.test_contracts import make
+
+# The gradient of a straight-through layer is that of no function, so that it has no second derivative.
+LAYERS = [name for name in ALL if "PASS_THROUGH" not in name]
+IN_TURN = ["AOC", "AOC-3d", "AOC-grouped-zeros", "BCOP"]
+# The sixth root of rounding: 1e-5 balances it against the fourth-order error of the differences.
+STEP = 1e-5
+
+
+def _backward_twice(loss, p, v):
+    p = p.clone().requires_grad_()
+    (g,) = torch.autograd.grad(loss(p), p, create_graph=True)
+    return torch.autograd.grad(g, p, v)[0]
+
+
+def _accumulated(loss, p, v):
+    p = p.clone().requires_grad_()
+    (g,) = torch.autograd.grad(loss(p), p, create_graph=True)
+    (g * v).sum().backward()
+    return p.grad
+
+
+def _dual_numbers(loss, p, v):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(p.clone().requires_grad_(), v)
+        (g,) = torch.autograd.grad(loss(dual), dual)
+        return forward_ad.unpack_dual(g).tangent
+
+
+def _forward_twice(loss, p, v):
+    """Only gives vᵀHv: by polarization with a second direction it would give all."""
+    return jvp(lambda q: jvp(loss, (q,), (v,))[1], (p,), (v,))[1]
+
+
+WAYS = {
+    "autograd.grad twice": _backward_twice,
+    "grad, then backward": _accumulated,
+    "functional.hvp": lambda loss, p, v: functional.hvp(loss, p, v)[1],
+    "functional.vhp": lambda loss, p, v: functional.vhp(loss, p, v)[1],
+    "func: reverse over reverse": lambda loss, p, v: vjp(grad(loss), p)[1](v)[0],
+    "func: forward over reverse": lambda loss, p, v: jvp(grad(loss), (p,), (v,))[1],
+    "func: reverse over forward": lambda loss, p, v: grad(lambda q: jvp(loss, (q,), (v,))[1])(p),
+    "func: forward over forward": _forward_twice,
+    "dual numbers": _dual_numbers,
+}
+
+
+def problem(name):
+    """A loss of the vector of all parameters, a point away from the start, and a direction."""
+    layer, x = make(name, dtype=torch.float64)
+    x = x[:1].double()
+    shapes = {key: value.shape for key, value in layer.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+
+    def loss(p):
+        parts = zip(shapes.items(), p.split(sizes), strict=True)
+        y = functional_call(layer, {key: part.view(shape) for (key, shape), part in parts}, (x,))
+        return (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y) + y.sin()).sum()
+
+    p = torch.cat([value.detach().flatten() for value in layer.parameters()])
+    return loss, p + 0.1 * torch.randn_like(p), torch.nn.functional.normalize(torch.randn_like(p), dim=0)
+
+
+def differences(loss, p, v):
+    """Central differences of the gradient, of fourth order."""
+
+    def slope(h):
+        return (grad_at(p + h * v) - grad_at(p - h * v)) / (2 * h)
+
+    def grad_at(q):
+        q = q.clone().requires_grad_()
+        return torch.autograd.grad(loss(q), q)[0]
+
+    return (4 * slope(STEP) - slope(2 * STEP)) / 3
+
+
+def check(loss, p, v):
+    expected = differences(loss, p, v)
+    for way, product in WAYS.items():
+        result = product(loss, p, v)
+        target = expected if result.dim() else (expected * v).sum()
+        error = (result - target).norm() / expected.norm()
+        assert error <= 1e-6, f"{way}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+def test_second_derivatives(name):
+    check(*problem(name))
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_second_derivatives_of_factors_in_turn(name, monkeypatch):
+    monkeypatch.setattr(aoc, "_CHANNELS", 1)
+    monkeypatch.setattr(aoc, "_PIXELS", 10**6)
+    applied = []
+    convolve = aoc.OrthogonalKernel.convolve
+    monkeypatch.setattr(aoc.OrthogonalKernel, "convolve", lambda *a: applied.append(1) or convolve(*a))
+    check(*problem(name))
+    assert applied
