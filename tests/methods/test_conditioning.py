@@ -76,7 +76,7 @@ def error(constraint, raw):
 
 def trained(constraint, raw):
     raw = [r.clone().requires_grad_() for r in raw]
-    target, optimizer = torch.randn_like(constraint.build(*raw)), torch.optim.Adam(raw, lr=0.01)
+    target, optimizer = torch.randn_like(constraint.build(*raw)), torch.optim.Adam(raw, lr=1e-3)
     for _ in range(200):
         optimizer.zero_grad()
         (constraint.build(*raw) * target).sum().backward()
