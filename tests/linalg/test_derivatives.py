@@ -113,10 +113,14 @@ def test_hessians(name):
     torch.testing.assert_close(torch.vmap(torch.func.hessian(loss))(batch)[0], expected)
 
 
-def test_polar_refuses_what_it_cannot_derive():
-    loss = lambda x: polar(x).sin().sum()  # noqa: E731
+def test_polar_forwards_twice_in_batches():
+    loss = lambda x: torch.vmap(polar)(x).sin().sum()  # noqa: E731
+    w, v = torch.randn(2, 2, 2, 3, dtype=torch.float64)
+    expected = torch.autograd.functional.hessian(lambda x: polar(x).sin().sum(), w)
+    twice = torch.func.jacfwd(torch.func.jacfwd(lambda x: polar(x).sin().sum()))
+    torch.testing.assert_close(twice(w), expected)
     with pytest.raises(DerivativeError, match="backwards"):
-        torch.func.jacfwd(torch.func.jacfwd(loss))(torch.randn(2, 3, dtype=torch.float64))
+        torch.func.jvp(lambda x: torch.func.jvp(loss, (x,), (v,))[1], (w,), (v,))
 
 
 @exact
