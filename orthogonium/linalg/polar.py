@@ -183,8 +183,6 @@ def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     w = scale_to_unit(w)
     tall = w.shape[-2] > w.shape[-1]
     rows = (_Polar if torch.compiler.is_compiling() else _PolarForward).apply(w.mT if tall else w)
-    if w.device.type != "cpu":
-        warn_if_deficient(rows, "polar")
     return rows.mT if tall else rows
 
 
