@@ -9,6 +9,12 @@ That constant depends on the head `f = Wφ + b`:
 - the weight `W` itself: `L·‖w_i − w_j‖` behind `L`-Lipschitz features, the sharpest.
 
 `L` must be an upper bound, float error and scaling of the inputs (`input_scaling`) included.
+
+Note [Logits that are not finite]
+A row with NaN or +∞ says nothing about its input: an overflow has lost the order of the logits. Its radius is 0, never
+certified, and its margin never positive. −∞ is a class that is masked out: it stays out under any perturbation if the
+mask does not depend on the input, so it is no rival, and the finite logits decide; a label that is masked out, or a
+row without two finite logits, has radius 0 as well. Decided elementwise, so that no device waits.
 """
 
 from __future__ import annotations
@@ -85,11 +91,23 @@ def _runner_up(
     return values.scatter(1, labels[:, None], math.inf).amin(dim=1)
 
 
+def _gaps(
+    logits: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+) -> tuple[Tensor, Tensor]:  # (n, classes), (n,)
+    """Differences `f_y − f_j`, and the rows where they mean something. Note [Logits that are not finite]."""
+    finite = logits.isfinite()
+    usable = (finite | (logits == -math.inf)).all(dim=1) & finite.gather(1, labels[:, None])[:, 0]
+    values = torch.where(finite, logits, 0.0)  # before the difference: ∞ − ∞ is no number
+    gaps = (values.gather(1, labels[:, None]) - values).clamp(max=torch.finfo(values.dtype).max)
+    return torch.where(finite, gaps, math.inf), usable & (finite.sum(dim=1) >= 2)
+
+
 def margins(
     logits: Tensor,  # (n, classes)
     labels: Tensor,  # (n,)
 ) -> Tensor:  # (n,)
-    """`f_y − max_{j≠y} f_j`: positive where the prediction is right.
+    """`f_y − max_{j≠y} f_j`: positive where the prediction is right, never so where a logit is NaN or +∞.
 
     >>> from orthogonium.certification.radii import margins
     >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))
@@ -97,7 +115,11 @@ def margins(
     """
     logits = check_logits(logits)
     check_indices(logits, labels)
-    return _runner_up(logits.gather(1, labels[:, None].long()) - logits, labels.long())
+    labels = labels.long()
+    gaps, usable = _gaps(logits, labels)
+    rivals = logits.scatter(1, labels[:, None], -math.inf).amax(dim=1)
+    overflown = (logits.gather(1, labels[:, None])[:, 0] - rivals).nan_to_num(0.0, 0.0, -math.inf).clamp(max=0.0)
+    return torch.where(usable, _runner_up(gaps, labels), overflown)
 
 
 def certified_radii(
@@ -109,7 +131,7 @@ def certified_radii(
     """Largest l2 perturbation of each input that provably keeps its class: `min_{j≠y} (f_y − f_j) / L_yj`.
 
     `L_yj` is the Lipschitz constant of `f_y − f_j` (Note [Constant of a pair of logits]). Measured against the label:
-    negative where the prediction is wrong.
+    negative where the prediction is wrong. Rows that say nothing have radius 0: Note [Logits that are not finite].
 
     Args:
         logits: outputs of the network.
@@ -131,15 +153,18 @@ def certified_radii(
             f"A head of weight {tuple(last_layer_type.shape)} gives {last_layer_type.shape[0]} logits: got "
             f"{logits.shape[1]}."
         )
-    gaps = logits.gather(1, labels[:, None]) - logits
+    gaps, usable = _gaps(logits, labels)
+    largest = torch.finfo(gaps.dtype).max
     constants = pair_constants(labels, last_layer_type, L)
     if isinstance(constants, float):
-        return _runner_up(gaps / constants, labels)
+        return torch.where(usable, _runner_up(gaps / constants, labels).clamp(max=largest), 0.0)
     # Equal rows of a head never change their order: an infinite radius, or 0 where they tie.
     constant = constants == 0
-    radii = gaps / torch.where(constant, 1.0, constants)
+    radii = (gaps / torch.where(constant, 1.0, constants)).clamp(max=largest)
     endless = torch.copysign(torch.full_like(gaps, math.inf), gaps.detach())
-    return _runner_up(torch.where(constant & (gaps != 0), endless, radii), labels)
+    radii = _runner_up(torch.where(constant & (gaps != 0), endless, radii), labels)
+    # A head with a row that is not finite has no distances to tell.
+    return torch.where(usable & constants.isfinite().all(dim=1), radii, 0.0)
 
 
 def VRA(
@@ -152,7 +177,7 @@ def VRA(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Verified robust accuracy: the fraction of inputs that are right and provably stay so within `eps`.
 
-    An input counts if its certified radius is strictly larger than `eps`.
+    An input counts if its certified radius is strictly larger than `eps`; one whose logits are NaN or +∞ does not.
 
     Args:
         output: logits.
@@ -184,6 +209,6 @@ def input_scaling(std: float | Sequence[float]) -> float:
     4.0
     """
     smallest = min(std) if isinstance(std, Sequence) else std
-    if not smallest > 0:
-        raise ParameterError(f"Standard deviations must be positive: got {std}.")
+    if not 0 < smallest < math.inf:
+        raise ParameterError(f"Standard deviations must be positive and finite: got {std}.")
     return 1 / smallest

@@ -1,45 +1,89 @@
-"""Which kind of head a classifier ends in: it decides how margins become certified radii."""
+"""Which kind of head a classifier ends in: it decides how margins become certified radii.
+
+Note [The layer that speaks last]
+What a model returns is read off its forward pass, traced symbolically (`torch.fx`) without an input: the names and the order
+of its layers say nothing. On the way from the output back to the head there may be other modules, whose forward is traced in
+turn, and modules that keep each logit 1-Lipschitz; anything else (a scaled output, a write in place, a hook) makes the head
+unknown, as does a forward pass that cannot be traced. The weight the head applies is measured, constrained or not.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
-from torch import nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils import parametrize
+from torch import fx, nn
 
 from orthogonium.layers.linear import OrthoLinear, SpectralLinear, UnitNormLinear
 
-_TOLERANCE = 1e-4  # of the norm of a weight whose constraint was removed
+_TOLERANCE = 1e-4  # of the norm of a weight, for rounding
+_HEADS = (OrthoLinear, SpectralLinear, UnitNormLinear)
+# They may follow the head: no logit moves further than before, dropout is off where certificates are made.
+_TRANSPARENT = (nn.Identity, nn.ReLU, nn.Flatten, nn.Dropout)
 
 
-def _last_affine_layer(model: nn.Module) -> nn.Module | None:
-    """The dense or convolutional layer registered last, at any depth; a layer used twice counts where it is last."""
-    found = None
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.Linear | nn.Bilinear | _ConvNd) and "parametrizations" not in name.split("."):
-            found = module
-    return found
+class _Shallow(fx.Tracer):
+    """Traces one forward; modules that it calls are leaves."""
 
-
-def _keeps_constraint(layer: nn.Linear) -> bool:
-    """Constrained by construction; or, after `remove_parametrizations`, still within the bound it had then."""
-    if parametrize.is_parametrized(layer, "weight"):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
-    with torch.no_grad():
-        weight = layer.weight.double()
-        norm = (
-            weight.norm(dim=1).max() if isinstance(layer, UnitNormLinear) else torch.linalg.matrix_norm(weight, ord=2)
-        )
-    return norm.item() <= 1 + _TOLERANCE
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What a wrapper for devices or a compiler runs."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return _unwrapped(module.module)
+    inner = getattr(module, "_orig_mod", None)  # of torch.compile
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else module
+
+
+def _returned(module: nn.Module) -> nn.Module | None:
+    """The module whose output `module` returns; None if it does not return that of one, untouched."""
+    try:
+        graph = _Shallow().trace(module)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):  # control flow that depends on values
+        return None
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    node = output.args[0]
+    while isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1:
+        called = module.get_submodule(str(node.target))
+        if type(called) not in _TRANSPARENT or _hooked(called):
+            return called
+        node = node.args[0]
+    return None
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def _last_layer(model: nn.Module) -> nn.Linear | None:
+    """The dense layer with a known constraint whose output the model returns. Note [The layer that speaks last]."""
+    module: nn.Module | None = _unwrapped(model)
+    while module is not None and not _hooked(module):
+        if isinstance(module, _HEADS):
+            own = next(head for head in _HEADS if isinstance(module, head))
+            return module if type(module).forward is own.forward else None
+        returned = _returned(module)
+        module = None if returned is None else _unwrapped(returned)
+    return None
+
+
+@torch.no_grad()
+def _norm(head: nn.Linear) -> float:
+    """Of the weight the head applies: of its largest row if it promises no more than that."""
+    weight = head.weight.double()
+    if not weight.isfinite().all():
+        return float("nan")
+    rows = isinstance(head, UnitNormLinear)
+    return float(weight.norm(dim=1).max() if rows else torch.linalg.matrix_norm(weight, ord=2))
 
 
 def check_last_linear_layer_type(model: nn.Module) -> Literal["global", "classwise", "unknown"]:
     """Type of the head of `model`, to be handed to losses and certificates as `last_layer_type`.
 
-    The head is the dense or convolutional layer that was registered last, however deep it is nested: in containers, in
-    wrappers such as DDP or `torch.compile`.
+    The head is the layer whose output the model returns, however deep it is nested: in containers, in wrappers such as DDP
+    or `torch.compile`. Note [The layer that speaks last].
 
     Returns:
         "global" if the whole matrix has norm ≤ 1 (OrthoLinear, SpectralLinear), "classwise" if each row has
@@ -52,9 +96,7 @@ def check_last_linear_layer_type(model: nn.Module) -> Literal["global", "classwi
     >>> check_last_linear_layer_type(nn.Sequential(body, nn.Sequential(UnitNormLinear(8, 10))))
     'classwise'
     """
-    head = _last_affine_layer(model)
-    if isinstance(head, OrthoLinear | SpectralLinear) and _keeps_constraint(head):
-        return "global"
-    if isinstance(head, UnitNormLinear) and _keeps_constraint(head):
-        return "classwise"
-    return "unknown"
+    head = _last_layer(model)
+    if head is None or not _norm(head) <= 1 + _TOLERANCE:
+        return "unknown"
+    return "classwise" if isinstance(head, UnitNormLinear) else "global"

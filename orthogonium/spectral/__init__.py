@@ -15,6 +15,7 @@
 It reads layers through `geometry_of` and imports no other part of the library, so that nothing certifies itself.
 """
 
+from orthogonium.spectral.affine import is_affine
 from orthogonium.spectral.bound import norm_bound
 from orthogonium.spectral.estimate import lanczos, power_iteration, top_singular_values
 from orthogonium.spectral.fourier import circular_singular_values
@@ -22,7 +23,7 @@ from orthogonium.spectral.geometry import Convolution, convolution, geometry_of
 from orthogonium.spectral.gram import circular_gram_bound, gram_bound
 from orthogonium.spectral.grid import grid_bound
 from orthogonium.spectral.jacobian import jacobian, jacobian_singular_values, steepest_point
-from orthogonium.spectral.operator import is_affine, operator_matrix, operator_singular_values
+from orthogonium.spectral.operator import operator_matrix, operator_singular_values
 from orthogonium.spectral.quotients import Quotient, steepest_quotient
 from orthogonium.spectral.spectrum import Spectrum, spectrum
 from orthogonium.spectral.tensor_norm import tensor_norm

@@ -93,23 +93,3 @@ def operator_singular_values(
     [0.7071, 0.7071]
     """
     return torch.linalg.svdvals(operator_matrix(fn, input_shape, dtype=dtype, device=device).double())
-
-
-@torch.no_grad()
-def is_affine(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> bool:
-    """Whether fn(x) − fn(0) adds up on random inputs of sizes from 1e-3 to 1e3, and samples are treated independently.
-
-    A no is certain, a yes is evidence.
-    """
-    call, dtype, device = as_function(fn)
-    generator = torch.Generator().manual_seed(seed)
-    scales = torch.tensor([1e-3, 1.0, 1e3]).reshape(-1, *(1,) * len(input_shape))
-    x, y = (torch.randn(3, *input_shape, generator=generator) * scales for _ in range(2))
-    batch = torch.cat([x, y, x - y, torch.zeros_like(x[:1])]).to(device, dtype)
-    out = call(batch)
-    fx, fy, difference, origin = (part.flatten(1) for part in out.split([3, 3, 3, 1]))
-    size = torch.linalg.vector_norm(fx - origin, dim=1) + torch.linalg.vector_norm(fy - origin, dim=1)
-    noise = 1e3 * torch.finfo(out.dtype).eps
-    error = torch.linalg.vector_norm((fx - fy) - (difference - origin), dim=1)
-    error[0] += torch.linalg.vector_norm(call(batch[:1]).flatten(1) - fx[:1])  # alone and in company
-    return bool((error <= noise * (size + torch.linalg.vector_norm(origin))).all())

@@ -13,10 +13,10 @@ Note [Search for a quotient]
   is tried next, together with the power step JᵀΔ and a move of the point along the gradient, where there are gradients.
 
 Note [Rounding of a quotient]
-A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, so that a quotient may be too large by this, for both ends, over
-‖x − y‖. Of several quotients the one counts that is largest after this is deducted: short steps win at jumps, long ones
-elsewhere. A program that passes through numbers much larger than its inputs and outputs rounds more than that: judge it by
-its `exact_twin`.
+A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, and by a few of the smallest numbers of the dtype, so that a quotient
+may be too large by this, for both ends, over ‖x − y‖. Of several quotients the one counts that is largest after this is
+deducted: short steps win at jumps, long ones elsewhere. A program that passes through numbers much larger than its inputs
+and outputs rounds more than that: judge it by its `exact_twin`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,14 @@ class _Search:
         dtype: torch.dtype | None,
         device: torch.device | str | None,
         noise: float | None,
+        budget: int,
         seed: int,
     ) -> None:
         self.call, self.dtype, self.device = as_function(fn, dtype, device)
         self.shape = tuple(input_shape)
         self.inputs = math.prod(self.shape)
         self.noise = 8 * torch.finfo(self.dtype).eps if noise is None else noise
+        self.batch = max(_BATCH, budget // 60)
         self.generator = torch.Generator().manual_seed(seed)
         origin = self.point(torch.zeros(1, self.inputs))[0]
         self.best = Quotient(0.0, 0.0, origin, origin)
@@ -103,12 +105,13 @@ class _Search:
 
     def noisy(self, x: Tensor, fx: Tensor) -> Tensor:
         """What the rounding of f may be worth at each point."""
-        return self.noise * (_norm(x) + _norm(fx))
+        smallest = torch.finfo(self.dtype).tiny * torch.finfo(self.dtype).eps * math.sqrt(max(x.shape[1], fx.shape[1]))
+        return self.noise * (_norm(x) + _norm(fx)) + 8 * smallest
 
     @torch.no_grad()
     def values(self, x: Tensor) -> Tensor:  # (n, inputs) → (n, outputs)
         """Values at points, a few at a time."""
-        return torch.cat([self._checked(part, self.call(self.point(part))) for part in x.split(_BATCH)])
+        return torch.cat([self._checked(part, self.call(self.point(part))) for part in x.split(self.batch)])
 
     def pulled(self, x: Tensor, dual: Tensor) -> Tensor | None:  # (n, inputs), (n, outputs) → (n, inputs)
         """Jᵀ·dual at points; None if nothing is differentiable."""
@@ -274,7 +277,7 @@ def steepest_quotient(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    scales: Sequence[float] = (1e-3, 1.0, 1e3),
+    scales: Sequence[float] | None = None,
     budget: int = 240,
     noise: float | None = None,
     seed: int = 0,
@@ -289,8 +292,10 @@ def steepest_quotient(
         input_shape: of one sample, without the batch.
         dtype: of the inputs; that of the module by default.
         device: alike.
-        scales: sizes of the entries of inputs, positive; the origin is always among the starting points.
-        budget: about how many samples f is evaluated on, at most 8 at a time; a derivative counts as two.
+        scales: sizes of the entries of inputs, positive; by default 1e-3, 1 and 1e3, as far as the dtype holds the square of
+            the norm of the largest inputs. The origin is always among the starting points.
+        budget: about how many samples f is evaluated on, a derivative counted as two; at most 8 at a time, or a 60th
+            of the budget.
         noise: relative error of an evaluation; 8 units of the dtype by default. Note [Rounding of a quotient].
         seed: of all that is random.
 
@@ -300,11 +305,14 @@ def steepest_quotient(
     >>> steepest_quotient(lying, (4,)).lower > 100
     True
     """
-    if not scales or not all(0 < s < math.inf for s in scales):
+    if scales is not None and not all(0 < s < math.inf for s in scales):
         raise ParameterError(f"Scales of inputs are positive and finite: got {tuple(scales)}.")
     if budget < 120:
         raise ParameterError(f"A search needs a budget of at least 120 evaluations: got {budget}.")
-    search = _Search(fn, input_shape, dtype, device, noise, seed)
+    search = _Search(fn, input_shape, dtype, device, noise, budget, seed)
+    if not scales:
+        largest = math.sqrt(torch.finfo(search.dtype).max / max(search.inputs, 1)) / (4 * _REACH)
+        scales = sorted({min(s, largest) for s in (1e-3, 1.0, 1e3)})
     try:
         _spend(search, scales, budget)
     except _NotFinite as stop:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.spectral import windows
+from orthogonium.spectral.affine import is_affine
 from orthogonium.spectral.bound import BUDGET, enclosure
 from orthogonium.spectral.estimate import LinearMap, lanczos
 from orthogonium.spectral.fourier import circular_reduction, circular_singular_values
 from orthogonium.spectral.geometry import LINEAR_LAYERS, Convolution, geometry_of, states_geometry
 from orthogonium.spectral.jacobian import jacobian, steepest_point
-from orthogonium.spectral.operator import Map, as_function, is_affine, operator_matrix
+from orthogonium.spectral.operator import Map, as_function, operator_matrix
 from orthogonium.spectral.rounding import double, gamma
 from orthogonium.spectral.symbol import circle_frequencies, mass, phases
 

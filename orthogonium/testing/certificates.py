@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,20 @@ from torch import Tensor, nn
 from orthogonium.attacks.distances import finite_radii
 from orthogonium.errors import ShapeError
 from orthogonium.testing.attack import find_counterexample
+
+_BATCH_SIZES = (7, 1)
+_CALLS = 64  # of the model, for each of them
+
+
+@torch.no_grad()
+def _classes(
+    model: Callable[[Tensor], Tensor] | nn.Module,
+    x: Tensor,  # (n, …)
+    size: int,
+) -> Tensor:  # (n,)
+    """Predictions in batches of a size; −1 where a logit is NaN or +∞."""
+    logits = torch.cat([model(part) for part in x.split(size)])
+    return torch.where((logits < math.inf).all(dim=1), logits.argmax(dim=1), -1)
 
 
 def assert_certificate(
@@ -23,9 +38,11 @@ def assert_certificate(
     restarts: int = 3,
     seed: int = 0,
 ) -> None:
-    """Fail if an attack inside the certified balls changes a class.
+    """Fail if an attack inside the certified balls changes a class, or if nothing but the size of the batch does.
 
-    A failure is certain; a pass is evidence that grows with `steps` and `restarts`.
+    A radius > 0 also claims that the input is of its class to begin with, with finite logits; a radius that is NaN fails. An
+    infinite one is attacked a thousand sizes of the input away. A failure is certain; a pass is evidence that grows with
+    `steps` and `restarts`.
 
     Args:
         model: from inputs to logits (n, classes).
@@ -43,14 +60,32 @@ def assert_certificate(
     radii = torch.as_tensor(radius, dtype=torch.float64).expand(len(x)) if not isinstance(radius, Tensor) else radius
     if radii.shape != x.shape[:1]:
         raise ShapeError(f"One radius per input is needed: got {tuple(radii.shape)} for {len(x)} inputs.")
+    if radii.isnan().any():
+        raise AssertionError(
+            f"{int(radii.isnan().sum())} of {len(x)} radii are NaN: the first is that of input "
+            f"{int(radii.isnan().nonzero()[0])}."
+        )
     claimed = radii > 0
     index = claimed.nonzero().flatten().to(x.device)
     if not len(index):
         return
+    labels = _classes(model, x, len(x)) if labels is None else labels.to(x.device)
+    for size in (len(x), *_BATCH_SIZES):
+        some = index[: _CALLS * size]
+        # The batch that was certified is run as it was, whatever it claims.
+        found = _classes(model, x, size)[some] if size == len(x) else _classes(model, x[some], size)
+        unlike = ((found != labels[some]) | (found < 0)).nonzero().flatten()
+        if len(unlike):
+            first = int(some[unlike[0]])
+            raise AssertionError(
+                f"{len(unlike)} of {len(some)} certificates are broken without any perturbation: input {first} is not of "
+                f"its class {int(labels[first])} in batches of {size}, certified was {float(radii[first]):.6g}."
+            )
     attacked = x[index]
     around = finite_radii(attacked, fraction * radii[claimed].to(x.device))
-    left = None if labels is None else labels[index.to(labels.device)].to(x.device)
-    fooled, found = find_counterexample(model, attacked, around, left, steps=steps, restarts=restarts, seed=seed)
+    fooled, found = find_counterexample(
+        model, attacked, around, labels[index], steps=steps, restarts=restarts, seed=seed
+    )
     if fooled.any():
         first = int(fooled.nonzero()[0])
         distance = float((found[first] - attacked[first]).double().norm())

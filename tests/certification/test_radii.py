@@ -96,6 +96,73 @@ def test_half_precision_is_computed_in_float32():
     assert torch.equal(margins(logits, labels.to(torch.uint8)), margins(logits.float(), labels))
 
 
+INF, NAN = math.inf, math.nan
+SAYS_NOTHING = [
+    [INF, 60000.0], [60000.0, INF], [INF, INF], [NAN, 1.0], [1.0, NAN], [NAN, NAN], [INF, -INF], [INF, NAN],
+    [-INF, -INF], [-INF, 1.0], [1.0, -INF],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SAYS_NOTHING)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("head", ["global", "classwise", torch.eye(2), torch.ones(2, 2)])
+def test_logits_that_say_nothing_are_never_certified(row, dtype, head):
+    logits, labels = torch.tensor([row, row, [5.0, 1.0]], dtype=dtype), torch.tensor([0, 1, 0])
+    radii = certified_radii(logits, labels, head)
+    assert radii[:2].tolist() == [0, 0] and radii[2] > 0
+    assert (margins(logits, labels)[:2] <= 0).all()
+    assert certified_radii(logits, None, head)[0] == 0
+    assert VRA(logits, labels, head, eps=0.0).item() == pytest.approx(1 / 3)
+    assert VRA(logits, labels, head, return_certs=True)[1].isnan().sum() == 0
+
+
+def test_margins_of_overflown_logits_still_tell_who_lost():
+    logits = torch.tensor([[1.0, INF, 0.0], [-INF, 1.0, 0.0], [INF, 1.0, 0.0], [1.0, NAN, 0.0]])
+    assert margins(logits, torch.zeros(4, dtype=torch.long)).tolist() == [-INF, -INF, 0, 0]
+
+
+def test_masked_classes_are_no_rivals():
+    logits = torch.tensor([[3.0, -INF, 1.0, -INF], [1.0, -INF, 3.0, 2.0]])
+    labels = torch.tensor([0, 0])
+    kept = certified_radii(logits[:, [0, 2]], labels)
+    assert certified_radii(logits, labels)[0] == kept[0] == 1
+    assert certified_radii(logits, labels)[1] == -1
+    assert margins(logits, labels).tolist() == [2, -2]
+    assert torch.equal(certified_radii(logits, labels, torch.eye(4)), certified_radii(logits, labels, "global"))
+
+
+@pytest.mark.parametrize("head", ["classwise", torch.eye(3)])
+def test_gradients_are_finite_whatever_the_logits(head):
+    rows = [[INF, 0.0, 1.0], [NAN, 0.0, 1.0], [2.0, -INF, 1.0], [-INF, 0.0, 1.0], [2.0, 0.0, 1.0]]
+    logits = torch.tensor(rows, requires_grad=True)
+    certified_radii(logits, torch.zeros(5, dtype=torch.long), head).sum().backward()
+    assert logits.grad.isfinite().all() and logits.grad[-1].any()
+
+
+def test_finite_logits_far_apart_have_finite_radii():
+    logits = torch.tensor([[3e38, -3e38]])
+    for head in ("classwise", torch.eye(2)):
+        for L in (1.0, 1e-3):
+            assert certified_radii(logits, None, head, L).item() > 1e38
+            assert certified_radii(logits, None, head, L).isfinite().all()
+
+
+@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+def test_a_head_that_is_not_finite_certifies_nothing(broken):
+    head = torch.eye(3)
+    head[1, 2] = broken
+    logits = torch.tensor([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0]])
+    assert certified_radii(logits, None, head).tolist() == [0, 0]
+    assert VRA(logits, torch.tensor([0, 1]), head, eps=0.0).item() == 0
+
+
+def test_nothing_waits_for_the_device():
+    # Whether values decide on control flow shows under a transform that has none to look at.
+    batched = torch.vmap(lambda z: certified_radii(z, torch.zeros(2, dtype=torch.long), "global"))
+    logits = torch.tensor([[[3.0, 1.0], [INF, 1.0]], [[NAN, 1.0], [0.0, 1.0]]])
+    assert torch.equal(batched(logits).sign(), torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+
+
 def test_input_scaling_is_the_norm_of_the_map():
     std = [0.2, 0.5, 0.4]
     matrix = torch.diag(1 / torch.tensor(std, dtype=torch.float64))
@@ -124,5 +191,6 @@ def test_bad_arguments_are_rejected():
         VRA(logits, labels, torch.randn(5, 2))
     with pytest.raises(ShapeError, match=r"\(classes, features\)"):
         VRA(logits, labels, torch.randn(3))
-    with pytest.raises(ParameterError, match="positive"):
-        input_scaling([0.5, 0.0])
+    for std in ([0.5, 0.0], NAN, [0.5, -1.0], INF):
+        with pytest.raises(ParameterError, match="positive"):
+            input_scaling(std)

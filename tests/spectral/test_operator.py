@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.spectral import geometry_of, is_affine, operator_matrix, operator_singular_values
+from orthogonium.spectral import geometry_of, operator_matrix, operator_singular_values
 from tests.spectral.zoo import oracle_matrix, random_conv, rng
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
@@ -45,16 +45,6 @@ def test_inherits_dtype_and_takes_another():
     assert operator_matrix(layer.bfloat16(), (3,)).dtype == torch.bfloat16
     assert operator_matrix(torch.tanh, (3,), dtype=torch.float64).dtype == torch.float64
     assert operator_singular_values(layer, (3,)).shape == (2,)
-
-
-def test_affine_or_not():
-    assert is_affine(nn.Conv1d(2, 2, 3), (2, 5))
-    assert is_affine(nn.BatchNorm1d(2).eval(), (2, 5))
-    assert not is_affine(nn.ReLU(), (4,))
-    assert not is_affine(torch.tanh, (4,))
-    assert not is_affine(lambda x: x.clamp(-50, 50), (4,))  # linear near the origin
-    assert not is_affine(lambda x: x + 1e-2 * torch.relu(x), (4,))
-    assert not is_affine(nn.BatchNorm1d(2), (2, 5))  # the samples of a batch are not independent
 
 
 def test_needs_a_batch():

@@ -87,8 +87,11 @@ def test_reports_outputs_that_are_not_finite(fn):
 
 
 def test_half_precision_that_overflows_is_reported():
-    assert not steepest_quotient(lambda x: x.square().sum(1).sqrt(), (3,), dtype=torch.float16).finite
-    assert steepest_quotient(lambda x: x.square().sum(1).sqrt(), (3,), dtype=torch.float16, scales=(1e-3, 1.0)).finite
+    def norm(x):
+        return x.square().sum(1).sqrt()
+
+    assert not steepest_quotient(norm, (3,), dtype=torch.float16, scales=(1.0, 1e3)).finite
+    assert steepest_quotient(norm, (300,), dtype=torch.float16).finite  # what a dtype cannot hold is not asked for
 
 
 def test_cost_is_bounded_and_nothing_else_is_touched():
@@ -140,7 +143,8 @@ def test_twins():
         twin(x), x @ layer.weight.double().T + layer.bias.double()
     )  # what is applied, not what is meant
     assert layer.weight.dtype == torch.bfloat16 and nn.utils.parametrize.is_parametrized(layer)
-    double = nn.Linear(3, 3).double()
-    assert exact_twin(double, (3,)) is double and exact_twin(torch.relu, (3,)) is torch.relu
+    assert exact_twin(torch.relu, (3,)) is torch.relu
+    double = ol.OrthoLinear(3, 3).double()
+    assert torch.equal(exact_twin(double, (3,))(x), double(x))
     for none in (Casts(3, 3), Held(), OwnWay(3, 3), lambda x: x.float(), lambda x: x * torch.eye(3)[0] @ torch.eye(3)):
         assert exact_twin(none, (3,)) is None
