@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orthogonium.certification.peaks import stays_below
 from orthogonium.spectral import convolution, grid_bound
 from orthogonium.spectral.rounding import gamma, normalize, root
 from orthogonium.spectral.symbol import autocorrelation, mass, select
 
 _SHARP = 1e-3  # an excess that a grid of frequencies would hardly lower
 _SMALL = 1e-7  # a norm that no one wants to know better
+_ROUNDING = 1e-10  # of the bounds themselves
 _GRID = 0.01  # what a grid of frequencies may cost where no goal asks for more
 _BUDGET = 4e9  # floating point operations of one grid
 
@@ -103,13 +105,14 @@ def small_norm(kernel: Tensor) -> Tensor:  # (g,)
 
 
 def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
-    """Certified upper bounds for the norm; effort ends where all are at most `enough`.
+    """Certified upper bounds for the norm; effort ends where all are at most `enough`, up to rounding.
 
     The kernel of `K Kᵀ` or `KᵀK` in moduli comes first, which is sharp for orthogonal kernels and for those that SLL
-    scales; then frequencies, unless there is only one.
+    scales; then frequencies, unless there is only one; then those where the norm comes close to a goal.
     """
     if not torch.isfinite(kernel).all():
         return kernel.new_full(kernel.shape[:1], math.inf)
+    near = enough * (1 + _ROUNDING)
     unit, scale = normalize(kernel, kernel.abs().amax(dim=tuple(range(1, kernel.dim()))))
     sides = sorted((unit, unit.transpose(1, 2)), key=lambda side: side.shape[1])
     if kernel[0, 0, 0].numel() == 1:
@@ -121,10 +124,10 @@ def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
         gram = autocorrelation(side)
         centre = select(gram, [n // 2 for n in gram.shape[3:]])
         diagonal = centre.diagonal(dim1=1, dim2=2).amax(1)
-        good = (scale * root(diagonal) * (1 + _SHARP)).clamp_min(enough)
+        good = (scale * root(diagonal) * (1 + _SHARP)).clamp_min(near)
         top = largest_eigenvalue(mass(gram)) * (1 + gamma(gram[0, 0, 0].numel()))
         best = torch.minimum(best, scale * root(top + _gram_error(side)) * (1 + gamma(16)))
-        if bool((best > enough).any()):  # the rest may be noise, of which moduli make too much
+        if bool((best > near).any()):  # the rest may be noise, of which moduli make too much
             centre -= torch.diag_embed(diagonal[:, None].expand(-1, side.shape[1]))
             top = (diagonal + small_norm(gram)) * (1 + gamma(16))
             best = torch.minimum(best, scale * root(top + _gram_error(side)) * (1 + gamma(16)))
@@ -133,16 +136,25 @@ def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
     conv = convolution(kernel.flatten(0, 1), groups=len(kernel))
     for rtol in _grids(kernel, enough):
         best = torch.minimum(best, grid_bound(conv, rtol=rtol, budget=_BUDGET, per_group=True))
-        undecided = (best > enough) & (best <= enough * (1 + rtol) * (1 + 1e-5))
-        if not bool((best > enough).any()) or (rtol <= _GRID and not bool(undecided.any())):
-            break
+        if bool((best <= near).all()):
+            return best
+    undecided = (best > near) & (best <= enough * (1 + _GRID) * (1 + 1e-5))
+    for group in undecided.nonzero().flatten().tolist():
+        best[group] = _at_peaks(sides[0][group], float(best[group]), enough, float(scale[group]))
     return best
+
+
+def _at_peaks(side: Tensor, bound: float, enough: float, scale: float) -> float:
+    """`enough` if that is a bound of `scale` times the kernel, too; else `bound`, which is known to be one."""
+    gram, error = autocorrelation(side[None])[0], float(_gram_error(side[None]))
+    level, upper = ((b / scale) ** 2 * (1 + sign * gamma(16)) for b, sign in ((enough, -1), (bound, 1)))
+    return enough if stays_below(gram, level, upper, error, _BUDGET) else bound
 
 
 def _grids(kernel: Tensor, enough: float) -> Sequence[float]:
     """What grids of frequencies may cost: with a goal, the first is the one on which CPL bounds its kernels."""
     wide = sum(k > 1 for k in kernel.shape[3:])
-    return (math.cos(math.pi / 16) ** -wide - 1, _GRID, _GRID / 10) if enough else (_GRID,)
+    return (math.cos(math.pi / 16) ** -wide - 1, _GRID) if enough else (_GRID,)
 
 
 def _gram_error(side: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def blocks(draw, dtype=torch.float64):
         warnings.simplefilter("ignore", GuaranteeWarning)
         if family == "SLL":
             make = getattr(SLL, f"SDPBasedLipschitzResBlock{suffix}")
-            return make(ci, draw(st.sampled_from([1, 2])), **options)
+            return make(ci, draw(st.sampled_from([1, 2])), niter=draw(st.sampled_from([1, 3])), **options)
         if family == "AOC":
             return getattr(SLL, f"AOCLipschitzResBlock{suffix}")(ci, draw(st.sampled_from([1, 2])), **options)
         if family == "CPL":
