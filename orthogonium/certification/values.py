@@ -1,129 +1,173 @@
 """Lipschitz constants of the values inside a network, and how they combine.
 
-Note [Pieces of one tensor]
-A tensor `t` that is cut into disjoint pieces is a *base*. A value `u` computed from its pieces carries a matrix `C`: `u`
-consists of blocks `u_j`, and a change `δ` of `t` with pieces `δ_i` changes them by `‖Δu_j‖ ≤ Σ_i C_ji ‖δ_i‖`. Since
-`Σ‖δ_i‖² ≤ ‖δ‖²`, the constant of `u` is that of `t` times `‖C‖₂`. So `cat(a, f(b))` of the halves of one tensor has the
-constant max(1, L) and not √(1 + L²). The input of the network is a base of one piece and constant 1, where the same
-rules are the familiar ones: series multiply, sums add, concatenation is √Σ². A value is *lifted* from its base to the
-base of the tensor that was cut when it meets values that know nothing of the pieces.
+Note [Bases and forms]
+A *base* is a tensor that some operation has computed: the input of the network, the output of a convolution, an
+activation, a sum. Every tensor of the network consists of entries of bases, copied around, and of constants. What a
+tensor `u` owes to the bases is a *form*: weights `w ≥ 0` for the entries of each base such that
+
+    ‖Δu‖² ≤ Σ_bases Σ_e w_e Δ_e²        for every change Δ of the bases.
+
+For copies, `w_e` is the number of copies of entry e; a `c`-Lipschitz function multiplies forms by c²; tensors side by side
+add theirs. So the halves of one tensor, joined again after functions of constants a and b, have the constant max(a, b)
+and not √(a² + b²): nothing has to know that they were halves.
+
+A base in turn is bounded by its *terms*, forms over earlier bases: `‖Δu‖ ≤ Σ_terms √form`. For any p > 0 with Σp = 1,
+`(Σ √form_t)² ≤ Σ form_t/p_t`, so that a base can be replaced by a form over earlier ones (it is *lifted*). Lifting the
+latest base again and again until one is left gives the constant of any value.
 
 Note [Rounding of constants]
-Constants are float64 numbers; every product, sum or norm that may have been rounded is made larger by 2⁻⁵⁰ of itself (a
-norm of a small matrix by 1e-13), which is more than the rounding was.
+Constants are float64 numbers; every product, sum or norm that may have been rounded is made larger by 2⁻⁵⁰ of itself,
+which is more than the rounding was.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
-Piece = tuple[int, int]  # from, to along the axis that was cut
-WHOLE: Piece = (0, 1)
+from orthogonium.certification.rounding import Error
 
-
-def _up(x: float) -> float:
-    return x * (1 + 2.0**-50)
-
-
-def _product(a: float, b: float) -> float:
-    """`a·b`, rounded up unless it is exact; 0·∞ is ∞: what has no bound keeps none."""
-    if math.isinf(a) or math.isinf(b):
-        return math.inf
-    return a * b if a == 1 or b == 1 else _up(a * b)
+Weights = float | Tensor  # one for all entries, or one for each position in the memory of the base
+_UP = 1 + 2.0**-50
 
 
-@dataclass(frozen=True, eq=False)
-class Base:
-    """A tensor that is cut into pieces: its value, None for the input of the network."""
-
-    owner: Value | None = None
-
-    @property
-    def depth(self) -> int:
-        """Number of bases above."""
-        return 0 if self.owner is None else self.owner.base.depth + 1
+def up(x: float) -> float:
+    """`x`, made larger by more than the rounding of one operation; exact zeros and ones stay."""
+    return x if x in (0.0, 1.0) else x * _UP
 
 
-@dataclass(frozen=True, eq=False)
-class Value:
-    """A tensor of the network as a function of the pieces of a base. Note [Pieces of one tensor]."""
+def largest(w: Weights) -> float:
+    """The largest weight."""
+    return (float(w.max()) if w.numel() else 0.0) if isinstance(w, Tensor) else w
 
-    base: Base
-    rows: tuple[dict[Piece, float], ...]
 
-    @property
-    def norm(self) -> float:
-        """`‖C‖₂`."""
-        pieces = sorted({piece for row in self.rows for piece in row})
-        matrix = np.array([[row.get(piece, 0.0) for piece in pieces] for row in self.rows])
-        if np.isinf(matrix).any():
-            return math.inf
-        if matrix.size == 1:
-            return float(matrix[0, 0])
-        diagonal = (np.count_nonzero(matrix, axis=0) <= 1).all() and (np.count_nonzero(matrix, axis=1) <= 1).all()
-        return float(matrix.max()) if diagonal else float(np.linalg.norm(matrix, 2)) * (1 + 1e-13)
+def _times(w: Weights, factor: float) -> Weights:
+    if math.isinf(factor) or (not isinstance(w, Tensor) and math.isinf(w)):
+        return math.inf  # what has no bound keeps none, not even behind a factor of 0
+    if factor == 1:
+        return w
+    return w * (factor * _UP) if isinstance(w, Tensor) else up(w * factor)
+
+
+def _plus(a: Weights, b: Weights) -> Weights:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return (a + b) * _UP
+    return up(a + b)
+
+
+class Form(dict["Base", Weights]):
+    """Weights of the entries of bases. Note [Bases and forms]."""
+
+    def scaled(self, factor: float) -> Form:
+        """The form of a `√factor`-Lipschitz function of the value."""
+        return Form({base: _times(w, factor) for base, w in self.items()})
+
+    def plus(self, other: Form) -> Form:
+        """The form of two values side by side."""
+        total = Form(self)
+        for base, w in other.items():
+            total[base] = _plus(total[base], w) if base in total else w
+        return total
 
     @property
     def bound(self) -> float:
         """Lipschitz constant with respect to the input of the network."""
-        return _product(self.norm, 1.0 if self.base.owner is None else self.base.owner.bound)
-
-    def scaled(self, factor: float) -> Value:
-        """The value behind a `factor`-Lipschitz function."""
-        if factor == 1:
-            return self
-        return Value(self.base, tuple({p: _product(c, factor) for p, c in row.items()} for row in self.rows))
-
-    def lifted(self) -> Value:
-        """The value as a function of the tensor that was cut."""
-        assert self.base.owner is not None
-        return self.base.owner.scaled(self.norm)
+        form = self
+        while len(form) > 1:
+            latest = max(form, key=lambda base: base.number)
+            rest = Form({base: w for base, w in form.items() if base is not latest})
+            form = rest.plus(latest.lifted(largest(form[latest]), rest))
+        for base, w in form.items():
+            factor = largest(w)
+            return math.inf if math.isinf(factor + base.bound) else up(math.sqrt(factor) * base.bound)
+        return 0.0
 
 
-def network_input() -> Value:
-    """The input of a network."""
-    return Value(Base(), ({WHOLE: 1.0},))
+@dataclass(eq=False)
+class Base:
+    """A computed tensor: what it owes to earlier ones, and where its samples are. Note [Bases and forms].
+
+    Attributes:
+        number: in the order of the computation.
+        shape: of the tensor.
+        stride: of the tensor in its memory, whose positions number the entries.
+        terms: forms over earlier bases; none for the input of the network.
+        owner: the sample each position belongs to, −1 for none; None where axis 0 is the batch.
+        dtype: of the tensor.
+        size: largest norm of a sample where the input of the network is 0.
+        error: of the computed tensor against exact arithmetic.
+        reason: why there is no bound, if its operation has none that need be told unless the value is used.
+        origin: what computed it, for rules that know patterns of several operations.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    terms: tuple[Form, ...]
+    owner: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    size: float = 0.0
+    error: Error = field(default_factory=Error)
+    reason: Any = None
+    origin: Any = None
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.number:
+            self.bound = math.inf if self.reason is not None else sum_of(self.terms).bound
+
+    def lifted(self, weight: float, rest: Form | None = None) -> Form:
+        """`weight·‖Δ‖²` as a form over earlier bases; `rest` is what it will be added to."""
+        if math.isinf(weight) or math.isinf(self.bound):
+            return Form(dict.fromkeys(self.terms[0] if self.terms else (), math.inf)) or Form({_NOWHERE: math.inf})
+        return sum_of(self.terms, weight, rest)
 
 
-def _overlap(values: Sequence[Value]) -> bool:
-    """Whether pieces overlap without being the same."""
-    pieces = sorted({piece for value in values for row in value.rows for piece in row})
-    return any(a[1] > b[0] for a, b in zip(pieces[:-1], pieces[1:], strict=True))
+_NOWHERE = Base(0, (), (), ())  # what an unbounded value without known origin is made of
+_NOWHERE.bound = math.inf
 
 
-def _to_one_base(values: Sequence[Value], gather: bool) -> list[Value]:
-    """All values over one base with disjoint pieces. With `gather`, the values of one base may be lifted as one."""
-    values = list(values)
-    while len({id(v.base) for v in values}) > 1 or _overlap(values):
-        deepest = max(values, key=lambda v: v.base.depth).base
-        group = [v for v in values if v.base is deepest]
-        rest = [v for v in values if v.base is not deepest]
-        if deepest.owner is None:
-            raise AssertionError("Values of different networks do not meet.")
-        if gather and not _overlap(group):
-            group = [Value(deepest, tuple(row for v in group for row in v.rows))]
-        values = rest + [v.lifted() for v in group]
-    return values
+def sum_of(terms: Sequence[Form], weight: float = 1.0, rest: Form | None = None) -> Form:
+    """A form of a sum of values: `weight·(Σ √form_t)²`, shared out so that the constant (with `rest`) is small."""
+    terms = [term for term in terms if term]
+    if len(terms) <= 1:
+        return terms[0].scaled(weight) if terms else Form()
+    bounds = [term.bound for term in terms]
+    total = sum(bounds)
+    if math.isinf(total) or total == 0:
+        return _shared(terms, [1 / len(terms)] * len(terms), weight)
+    shares = [max(b / total, 1e-9) for b in bounds]
+    shares = [share / sum(shares) for share in shares]
+    if len(terms) == 2 and len({base for form in (*terms, rest or Form()) for base in form}) == 1:
+        shares = _best_shares(terms[0], terms[1], weight, rest or Form(), shares)
+    return _shared(terms, shares, weight)
 
 
-def concatenated(values: Sequence[Value]) -> Value:
-    """Several values side by side."""
-    values = _to_one_base(values, gather=True)
-    return Value(values[0].base, tuple(row for value in values for row in value.rows))
+def _shared(terms: Sequence[Form], shares: Sequence[float], weight: float) -> Form:
+    """`Σ form_t/p_t`; the shares may add up to 1 and a little less, by rounding."""
+    total = Form()
+    for term, share in zip(terms, shares, strict=True):
+        total = total.plus(term.scaled(weight / share * (1 + 1e-14)))
+    return total
 
 
-def added(values: Sequence[Value]) -> Value:
-    """The sum of values."""
-    values = _to_one_base(values, gather=False)
-    while any(len(v.rows) > 1 for v in values) and values[0].base.owner is not None:
-        values = _to_one_base([v.lifted() for v in values], gather=False)
-    total: dict[Piece, float] = {}
-    for value in values:
-        row = value.rows[0] if len(value.rows) == 1 else {WHOLE: value.norm}
-        for piece, coefficient in row.items():
-            total[piece] = _up(total[piece] + coefficient) if piece in total else coefficient
-    return Value(values[0].base, (total,))
+def _best_shares(a: Form, b: Form, weight: float, rest: Form, first: list[float]) -> list[float]:
+    """Of two values made of one base, by golden sections of a convex function of the share."""
+
+    def height(share: float) -> float:
+        whole = _shared([a, b], [share, 1 - share], weight).plus(rest)
+        return max(largest(w) for w in whole.values())
+
+    if not any(isinstance(w, Tensor) for form in (a, b, rest) for w in form.values()):
+        return first  # without pieces the usual shares are the best
+    low, high, ratio = 1e-6, 1 - 1e-6, (math.sqrt(5) - 1) / 2
+    for _ in range(40):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if height(left) <= height(right) else (left, high)
+    best = min((low + high) / 2, first[0], key=height)
+    return [best, 1 - best]

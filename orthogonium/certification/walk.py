@@ -1,306 +1,497 @@
-"""Walks the graph of any model by running it once on zeros that know their Lipschitz constant.
+"""Follows any model, operator by operator, with tensors that know their Lipschitz constant.
 
-Note [How the graph is walked]
-The input is a tensor subclass, so every torch function the model calls, by whatever Python code, passes through
-`__torch_function__`: the function runs as usual and the result carries the constant that the table of rules gives. Calls of
-modules are seen too: layers that are measured as a whole (`layer_rules`) are leaves, all other modules are walked
-through, torch's own included. Python's control flow over shapes, flags and configuration simply happens. What would
-lose track of a value (`.item()`, `if x.sum() > 0`, `.numpy()`) raises `TraceError`. Parameters, buffers and whatever is
-computed from them alone are constants.
+Note [How a model is followed]
+The model runs once, on an input that stands for all inputs (`Tracked`, see Note [Memory] of `tracked.py`). Every ATen operator
+of that run comes here, below all Python: hooks, subclasses, `functional_call`, weights swapped in forward, exported programs and
+scripts have already happened. Operators are looked up by their overload object in a closed table (`rules`); what has no rule
+has no bound. Weights are the tensors that reach an operator, read at that moment; no attribute of a module is trusted, and
+modules only give their names to the report. An operator that writes in place is its functional counterpart followed by a
+write into memory and sources, by the schema that torch declares it with.
 
-Note [In-place operations]
-An in-place function changes the value of the tensor it is called on. Other tensors that share its memory (views) have
-changed too, in ways not followed here: they lose their bound.
+What would turn values into Python numbers (`.item()`, `if x.sum() > 0`, `.numpy()`) raises `TraceError`. Samples must not meet:
+each entry of each tensor belongs to one sample of the batch. The walk is repeated with another batch size, and must give the
+same constants.
+
+Note [As a whole]
+Some functions of ours are bounded by a theorem about all of their operations (`layers/whole.py`). One that is met is taken as a
+whole if it is the very function that the theorem is about: of a class of ours, with no method replaced.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from orthogonium.certification.failures import TraceError, Unbounded
-from orthogonium.certification.tracking import (
-    CONSTANTS,
-    ESCAPES,
-    SHAPES,
-    Call,
-    Step,
-    Tracked,
-    has_hooks,
-    mapped,
-    plain,
-    tensors,
-    type_name,
-)
-from orthogonium.certification.values import Base, Value, network_input
-from orthogonium.certification.watch import memory_of, watched
-from orthogonium.spectral import Spectrum
+from orthogonium.certification.rounding import Error, unit_roundoff
+from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
+from orthogonium.certification.tracked import Memories, Tracked, plain
+from orthogonium.certification.values import Base
 
-BATCH = 2  # so that a rule can tell the batch from an axis of size 1
-
-_patch_lock = threading.RLock()
+_GENERAL = "Use operations with a bound, or divide the model so that this one lies outside."
 
 
-@dataclass
-class Walker:
-    """One walk: where we are, what was met, and what to do with functions and layers.
+@dataclass(frozen=True)
+class Step:
+    """One operation of the model that may change distances."""
 
-    `function_rule(call)` returns the value of the output (or one for each tensor of it), or raises `NoBound`.
+    place: str
+    operation: str
+    factor: float  # Lipschitz constant of the operation
+    kind: str
+    bound: float  # of its output, with respect to the input of the network
+    sigma_min: float | None = None
+    sigma_max: float | None = None
+    stable_rank: float | None = None
+    slack: float = 0.0  # relative, of the factor
+    guarantee: str | None = None
+    method: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def type_name(module: nn.Module) -> str:
+    """Class of a module as written by its author."""
+    return parametrize.type_before_parametrizations(module).__name__
+
+
+class Walk(TorchDispatchMode):
+    """One walk: what was met, and what to do with operators. Note [How a model is followed].
+
+    Args:
+        rules: what is known of operators, by overload object.
+        patterns: what is known of several operators together; None where nothing is.
+        wholes: what is known of functions that are taken as a whole.
+        advice: reason and remedy for operators without a rule, by name.
+        names: of modules, by identity.
     """
 
-    function_rule: Callable[[Call], Value | Sequence[Value] | None]
-    layer_rule: Callable[[nn.Module, Tracked, Walker], Value | None]
-    summarized: Callable[[nn.Module], bool] = lambda module: False
-    names: dict[int, str] = field(default_factory=dict)
-    stack: list[str] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    unbounded: list[Unbounded] = field(default_factory=list)
-    tracked: list[Tracked] = field(default_factory=list)
-    memory: set[int | None] = field(default_factory=set)  # of tracked tensors, which are all kept
-    bases: dict[tuple[int, int, int], Base] = field(default_factory=dict)
-    spectra: dict[tuple[int, torch.Size], Spectrum] = field(default_factory=dict)  # of a layer at an input shape
-    secants: dict[tuple[int, torch.Size], float] = field(default_factory=dict)
-    hidden: dict[int, tuple[Value, Unbounded]] = field(default_factory=dict)
-    failed: str = ""  # innermost module that raised
-    lost: TraceError | None = None  # raised by the watch, whatever others made of it
-    last_dense: tuple[Tracked, nn.Linear, Value] | None = None  # output, layer, value of its input
+    def __init__(
+        self,
+        rules: dict[Any, Callable[[Call], Any]],
+        patterns: Callable[[Call, Any], Any],
+        wholes: dict[Any, Callable[..., Any]],
+        advice: dict[str, tuple[str, str]],
+        names: dict[int, str],
+    ) -> None:
+        super().__init__()
+        self.rules, self.patterns, self.wholes, self.advice, self.names = rules, patterns, wholes, advice, names
+        self.bases: list[Base] = []
+        self.memories = Memories()
+        self.steps: list[Step] = []
+        self.unbounded: list[Unbounded] = []
+        self.stack: list[nn.Module] = []
+        self.measured: list[Any] = []  # spectra of constants, with the constants they belong to
+        self.failed = ""
+        self.paused = False
+
+    # ── places ──
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that is running."""
+        return self.stack[-1] if self.stack else None
 
     @property
     def place(self) -> str:
-        """Name of the module that is running."""
-        return self.stack[-1] if self.stack else "(model)"
+        """Its name."""
+        if not self.stack:
+            return "(model)"
+        return self.names.get(id(self.stack[-1]), f"(unregistered {type_name(self.stack[-1])})") or "(model)"
 
-    def track(self, tensor: Tensor, value: Value) -> Tracked:
-        """A tensor with its value."""
-        result = tensor.detach().as_subclass(Tracked)
-        result.value, result.walker = value, self
-        self.tracked.append(result)
-        self.memory |= {memory_of(result)} - {None}
-        return result
+    # ── tensors ──
 
-    def no_bound(self, x: Value, operation: str, reason: str, remedy: str) -> Value:
-        """Note an operation without a constant; only where its input still had one, so that causes are listed."""
-        if x.bound != float("inf"):
-            self.unbounded.append(Unbounded(self.place, operation, reason, remedy))
-            warning = f"{reason} {remedy}"
-            self.steps.append(Step(self.place, operation, float("inf"), "unbounded", float("inf"), warnings=(warning,)))
-        return x.scaled(float("inf"))
+    def input(self, zeros: Tensor) -> Tracked:
+        """The input of the network, batch in front."""
+        return self.made(zeros, Base(0, tuple(zeros.shape), tuple(zeros.stride()), (), dtype=zeros.dtype))
 
-    def latent(self, x: Value, operation: str, reason: str, remedy: str) -> Value:
-        """A value without a bound that may never be used; `reveal` notes it when it is."""
-        value = x.scaled(float("inf"))
-        value = Value(value.base, value.rows)
-        self.hidden[id(value)] = value, Unbounded(self.place, operation, reason, remedy)
-        return value
+    def made(self, inner: Tensor, base: Base) -> Tracked:
+        """A tensor that is a base."""
+        memory = self.memories.of(inner)
+        memory.base = base
+        self.bases.append(base)
+        return Tracked(inner, memory, self)
 
-    def reveal(self, value: Value) -> None:
-        """Note why a value has no bound, if that has not been noted."""
-        _, node = self.hidden.get(id(value), (None, None))
-        if node is not None and node not in self.unbounded:
-            self.unbounded.append(node)
-            note = (f"{node.reason} {node.remedy}",)
-            infinity = float("inf")
-            self.steps.append(Step(node.place, node.operation, infinity, "unbounded", infinity, warnings=note))
+    def constant(self, inner: Tensor) -> Tracked:
+        """A tensor made meanwhile that does not depend on the input, but may be written to."""
+        return Tracked(inner, self.memories.of(inner), self)
 
-    # ── functions ──
+    def computed(self, inner: Tensor, effect: Effect | Jump, operands: Sequence[Tracked], name: str) -> Tracked:
+        """The output of an operation, as a new base."""
+        if self.memories.find(inner) is not None or not _fills_its_memory(inner):
+            inner = inner.clone(memory_format=torch.contiguous_format)
+        number, shape, stride = len(self.bases), tuple(inner.shape), tuple(inner.stride())
+        if isinstance(effect, Jump):
+            terms = tuple(x.form() for x in operands)
+            owner = _everything(inner, self.bases[0].shape[0]) if effect.owner is None else effect.owner
+            base = Base(number, shape, stride, terms, _flat(inner, owner), reason=(name, effect), origin=effect.origin)
+            return self.made(inner, base)
+        base = Base(number, shape, stride, effect.terms, _flat(inner, effect.owner), origin=effect.origin)
+        if effect.owner is None and (not shape or shape[0] != self.bases[0].shape[0]):
+            raise AssertionError("A rule has lost the batch.")
+        self._size(base, inner, effect, operands)
+        return self.made(inner, base)
 
-    def function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What `__torch_function__` does."""
-        call = Call(func, args, kwargs, self)
-        if call.name in SHAPES or call.name in CONSTANTS:
-            return func(*plain(args), **plain(kwargs))
-        if call.name == "requires_grad_":
-            return args[0]
-        if call.name in ESCAPES:
+    def _size(self, base: Base, inner: Tensor, effect: Effect, operands: Sequence[Tracked]) -> None:
+        """Norm at the input 0, and rounding (Note [Rounding along the walk])."""
+        base.size = _norm(inner, self.bases[0].shape[0])
+        slopes = [x.form().bound if effect.local.read else 0.0 for x in operands]
+        unit = unit_roundoff(inner.dtype) if inner.is_floating_point() else 0.0
+        error = Error()
+        for form in effect.terms:
+            for source, w in form.items():
+                factor = math.sqrt(w if isinstance(w, float) else float(w.max()))
+                error = error.plus(source.error.scaled(factor))
+        local = effect.local
+        constant = local.read * math.fsum(_norm(x.inner, self.bases[0].shape[0]) for x in operands) if local.read else 0.0
+        tiny = torch.finfo(inner.dtype).tiny * math.sqrt(max(inner.numel(), 1)) if unit else 0.0
+        proved = (
+            constant + local.written * base.size + tiny * bool(local.read or local.written),
+            local.read * math.fsum(slopes) + local.written * base.bound if local.written or local.read else 0.0,
+        )
+        floor = (unit * base.size, unit * base.bound) if local.written or local.read else (0.0, 0.0)
+        base.error = error.plus(Error(proved, floor))
+
+    # ── operators ──
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note [How a model is followed]."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tracked = [t for t in tensors if isinstance(t, Tracked)]
+        if any(t.walk is not self and not t.constant for t in tracked):
             raise TraceError(
-                f"{self.place} calls {call.name} on a value computed from the input, so that what the model computes may "
+                f"{self.place} uses a value of an earlier call: the model keeps values from one call to the next, so that "
+                "it is not a function of its input alone."
+            )
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self._random(func, args, kwargs, tensors)
+        if all(t.constant for t in tracked):
+            return self._constants(func, args, kwargs, tensors)
+        if func in _READS:
+            raise TraceError(
+                f"{self.place} calls {_READS[func]} on a value computed from the input, so that what the model computes may "
                 "depend on it: the model is not one function to bound. Replace branches on values by tensor operations "
                 "(torch.where, clamp, max), and keep diagnostics out of forward."
             )
-        if call.name == "__setitem__":
-            return self._assign(call)
-        call.output = func(*plain(args), **plain(kwargs))
-        if not tensors(call.output):
-            return call.output
-        for operand in call.operands:
-            self.reveal(operand.value)
-        values = self.function_rule(call)
-        if values is None:
-            return call.output
-        if call.in_place:
-            return self._changed(call, values)
-        return self._wrapped(call.output, values)
+        written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if written:
+            return self._write(func, args, kwargs, written)
+        return self._apply(Call(self, func, args, kwargs))
 
-    def _wrapped(self, output: Any, values: Value | Sequence[Value]) -> Any:
-        remaining = iter([values] * len(tensors(output)) if isinstance(values, Value) else values)
-        return mapped(lambda t: self.track(t, next(remaining)), output)
+    def _constants(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
+        """An operator on constants alone: new tensors may be written to later, views of parameters may not."""
+        output = func(*plain(args), **plain(kwargs))
+        given = {t.untyped_storage().data_ptr() for t in tensors if not isinstance(t, Tracked) and _has_memory(t)}
+        by_inner = {id(t.inner): t for t in tensors if isinstance(t, Tracked)}
 
-    def _changed(self, call: Call, values: Value | Sequence[Value]) -> Tracked:
-        """Note [In-place operations]."""
-        value = values if isinstance(values, Value) else values[0]
-        target = call.args[0]
+        def wrapped(t: Tensor) -> Tensor:
+            if id(t) in by_inner:
+                return by_inner[id(t)]
+            return t if not _has_memory(t) or t.untyped_storage().data_ptr() in given else self.constant(t)
+
+        return tree_map_only(Tensor, wrapped, output)
+
+    def _random(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
+        """Random numbers: another function at each call."""
+        operands = [t for t in tensors if isinstance(t, Tracked)]
+        self.note(func._schema.name.split("::")[-1].strip("_"), *_RANDOM)
+        output = func(*plain(args), **plain(kwargs))
+        known = {id(t.inner): t for t in operands}
+        return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else self.constant(t), output)
+
+    def _apply(self, call: Call) -> Any:
+        if call.func.is_view or call.func in _ALIASES:
+            return self._viewed(call)
+        rule = self.rules.get(call.func)
+        try:
+            known = self.patterns(call, rule)
+            if known is not None:
+                return known if isinstance(known, Tracked) else self._outputs(call, known)
+            if rule is None:
+                name = call.name
+                reason, remedy = self.advice.get(name, ("No Lipschitz constant is known.", _GENERAL))
+                raise NoBound(reason, remedy)
+            effects = rule(call)
+            if isinstance(effects, Tracked):
+                return effects
+            for x in call.operands:
+                for base in x.used():
+                    self.reveal(base)
+        except NoBound as missing:
+            self.note(call.name, missing.reason, missing.remedy)
+            outputs = [t for t in tree_leaves(call.output) if isinstance(t, Tensor)]
+            lost = tuple(x.form().scaled(math.inf) for x in call.operands)
+            effects = [Effect(lost, _everything(t, self.bases[0].shape[0])) for t in outputs]
+        return self._outputs(call, effects)
+
+    def _outputs(self, call: Call, effects: Any) -> Any:
+        listed = iter([effects] if isinstance(effects, (Effect, Jump)) else effects)
+        operands = call.operands
+        first = True
+
+        def wrapped(t: Tensor) -> Tracked:
+            nonlocal first
+            effect = next(listed)
+            result = self.computed(t, effect, operands, call.name)
+            if first and isinstance(effect, Effect):
+                self._record(call, effect, result, operands)
+            first = False
+            return result
+
+        output = tree_map_only(Tensor, wrapped, call.output)
+        return tuple(output) if isinstance(output, list) and not isinstance(call.output, list) else output
+
+    def _viewed(self, call: Call) -> Any:
+        """Views have their sources by themselves. Note [Memory]."""
+
+        def wrapped(t: Tensor) -> Tracked:
+            memory = self.memories.find(t)
+            if memory is None and t.numel():
+                raise AssertionError(f"{call.func} did not return a view.")
+            memory = memory or self.memories.of(t)
+            if t.dtype != memory.dtype or t.is_neg() or t.is_conj():
+                raise TraceError(f"{self.place}: {call.name} reads the bits of numbers as others. Use .to(dtype).")
+            return Tracked(t, memory, self)
+
+        return tree_map_only(Tensor, wrapped, call.output)
+
+    def _write(self, func: Any, args: Any, kwargs: Any, written: Sequence[str]) -> Any:
+        """An operator that writes: its functional counterpart, then the write."""
+        call = Call(self, func, args, kwargs)
+        target = call[written[0]]
+        functional = _functional(func)
+        if len(written) != 1 or functional is None or not isinstance(target, Tensor):
+            raise TraceError(f"{self.place}: what {func} writes is not followed. Use functions that return their results.")
         if not isinstance(target, Tracked):
             raise TraceError(
-                f"{self.place} writes a value computed from the input into a tensor in place ({call.name}), which is not "
-                "followed. Write out = out + x instead of out += x."
+                f"{self.place} writes a value computed from the input into a tensor that it keeps ({call.name}): a parameter, "
+                "a buffer or a tensor from outside of the call. The model then depends on earlier calls."
             )
-        self.overwrite(target, value)
+        names = [a.name for a in functional._schema.arguments]
+        value = self.__torch_dispatch__(functional, (), (), {n: call[n] for n in names})
+        if isinstance(value, (tuple, list)):
+            raise TraceError(f"{self.place}: what {func} writes is not followed. Use functions that return their results.")
+        self.write(target, value)
         return target
 
-    def overwrite(self, target: Tracked, value: Value) -> None:
-        """Give `target` a new value after its memory has changed."""
-        memory = target.untyped_storage().data_ptr()
-        for other in self.tracked:
-            if other is not target and other.untyped_storage().data_ptr() == memory:
-                other.value = self.latent(other.value, "view", "Its memory was changed in place.", "Use a copy.")
-        target.value = Value(value.base, value.rows)  # a new one: pieces cut before are not pieces of what is there now
+    def write(self, target: Tracked, value: Tensor) -> None:
+        """Put a value into the memory of `target`, seen by all its views."""
+        if value.shape != target.shape:
+            raise TraceError(f"{self.place} writes a value of shape {tuple(value.shape)} into {tuple(target.shape)}.")
+        if value.dtype != target.dtype:
+            value = torch.ops.aten._to_copy.default(value, dtype=target.dtype)
+            value = value if isinstance(value, Tracked) else self.constant(value)
+        sources = value.codes.clone() if isinstance(value, Tracked) and not value.constant else None
+        target.inner.copy_(value.inner if isinstance(value, Tracked) else value)
+        if sources is not None or not target.constant:
+            codes = target.codes  # before the base is forgotten, which it numbers
+            target.memory.base = None
+            codes.copy_(sources) if sources is not None else codes.zero_()
 
-    def _assign(self, call: Call) -> None:
-        """`x[…] = y`: the tensor written to and all its views lose their bound."""
-        source = next(t for t in tensors((call.args, call.kwargs)) if isinstance(t, Tracked))
-        call.func(*plain(call.args), **plain(call.kwargs))
-        if not isinstance(call.args[0], Tracked):
-            raise TraceError(
-                f"{self.place} writes a value computed from the input into a tensor in place (x[…] = y), which is not "
-                "followed. Use torch.cat, torch.stack or torch.where."
-            )
-        value = self.no_bound(
-            source.value, "x[…] = y", "Assignment in place is not followed.", "Use torch.cat or torch.where."
-        )
-        self.overwrite(call.args[0], value)
+    # ── as a whole ──
 
-    # ── modules ──
+    def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Note [As a whole]."""
+        rule = self.wholes.get(fn)
+        owner = args[0] if args and isinstance(args[0], nn.Module) else None
+        if rule is None or self.paused or (owner is not None and not _untouched(owner)):
+            return NotImplemented
+        with self.pause():
+            call = WholeCall(self, fn, args)
+            for x in call.operands:
+                for base in x.used():
+                    self.reveal(base)
+            try:
+                effect = rule(call)
+            except NoBound as missing:
+                self.note(call.name, missing.reason, missing.remedy)
+                lost = tuple(x.form().scaled(math.inf) for x in call.operands)
+                effect = Effect(lost, _everything(call.output, self.bases[0].shape[0]))
+            if effect is NotImplemented:
+                return effect
+            result = self.computed(call.output, effect, call.operands, call.name)
+            self._record(call, effect, result, call.operands)
+            return result
 
     @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[None]:
-        """While `module` runs."""
-        self.stack.append(self.names.get(id(module), f"(unregistered {type_name(module)})") or "(model)")
-        try:
-            yield
-        except BaseException:
-            self.failed = self.failed or self.place
-            raise
-        finally:
-            self.stack.pop()
-
-    def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """What a call of a module does: measure a layer as a whole, or walk through."""
-        with self.inside(module):
-            if len(args) == 1 and not kwargs and isinstance(args[0], Tracked):
-                with torch._C.DisableTorchFunctionSubclass():
-                    self.reveal(args[0].value)
-                    if has_hooks(module):
-                        return self._hooked(original, module, args[0])
-                    value = self.layer_rule(module, args[0], self)
-                    if value is not None:
-                        return self._leaf(module, args[0], original(module, plain(args[0])), value)
-                    first, source = len(self.steps), args[0].value
-                result = original(module, *args, **kwargs)
-                if self.summarized(module) and isinstance(result, Tracked):
-                    self._summarize(module, first, source, result.value)
-                return result
-            return original(module, *args, **kwargs)
-
-    def _leaf(self, module: nn.Module, x: Tracked, output: Tensor, value: Value) -> Tracked:
-        result = self.track(output, value)
-        if isinstance(module, nn.Linear):
-            self.last_dense = result, module, x.value
-        return result
-
-    def _hooked(self, original: Callable[..., Any], module: nn.Module, x: Tracked) -> Any:
-        """A module with forward hooks: its own forward is bounded as usual, the hooks are walked through."""
-        own = module.forward
-        overridden = "forward" in module.__dict__
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if len(args) == 1 and not kwargs and isinstance(args[0], Tracked):
-                with torch._C.DisableTorchFunctionSubclass():
-                    module.__dict__.pop("forward")
-                    if overridden:
-                        module.forward = own
-                    value = self.layer_rule(module, args[0], self)
-                    if value is not None:
-                        return self._leaf(module, args[0], own(plain(args[0])), value)
-            return own(*args, **kwargs)
-
-        source = x.value.bound
-        module.forward = forward
-        try:
-            with torch._C._EnableTorchFunction():
-                result = original(module, x)
-        finally:
-            module.__dict__.pop("forward", None)
-            if overridden:
-                module.forward = own
-        promised = getattr(module, "guarantee", None)
-        if promised is not None and isinstance(result, Tracked) and result.value.bound > source * (1 + 1e-4):
-            factor = result.value.bound / source
-            text = f"Its guarantee is broken by a forward hook: together they are {factor:.6g}-Lipschitz at most."
-            bound, kind = result.value.bound, "constant"
-            step = Step(self.place, f"hook of {type_name(module)}", factor, kind, bound, warnings=(text,))
-            own_steps = [s for s in self.steps if s.place == self.place and s.kind == "constant"]
-            self.steps = [s for s in self.steps if s not in own_steps] + [step]
-        return result
-
-    def _summarize(self, module: nn.Module, first: int, source: Value, value: Value) -> None:
-        """One step instead of the arithmetic of the module itself; the steps of its parts stay."""
-        own = [s for s in self.steps[first:] if s.place == self.place and s.kind == "constant"]
-        self.steps[first:] = [s for s in self.steps[first:] if s not in own]
-        factor = value.bound / source.bound if 0 < source.bound < float("inf") else value.bound
-        text = str(module.guarantee) if hasattr(module, "guarantee") else None
-        self.steps.append(Step(self.place, type_name(module), factor, "constant", value.bound, guarantee=text))
-
-
-@contextmanager
-def _seen_modules(walker: Walker) -> Iterator[None]:
-    """Calls of modules with tracked arguments go through the walker."""
-    original = nn.Module.__call__
-
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(t, Tracked) and t.walker is walker for t in tensors((args, kwargs))):
-            return walker.module(original, module, args, kwargs)
-        return original(module, *args, **kwargs)
-
-    with _patch_lock:
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+    def pause(self) -> Iterator[None]:
+        """While the walk itself computes with ordinary tensors."""
+        before, self.paused = self.paused, True
         try:
             yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+            self.paused = before
+
+    # ── report ──
+
+    def note(self, operation: str, reason: str, remedy: str) -> None:
+        """An operation without a constant."""
+        node = Unbounded(self.place, operation, reason, remedy)
+        if node in self.unbounded:
+            return
+        self.unbounded.append(node)
+        warning = (f"{reason} {remedy}",)
+        self.steps.append(Step(self.place, operation, math.inf, "unbounded", math.inf, warnings=warning))
+
+    def reveal(self, base: Base) -> None:
+        """Note why a value that is used has no bound, if that has not been noted."""
+        if base.reason is not None:
+            name, jump = base.reason
+            self.note(name, jump.reason, jump.remedy)
+
+    def _record(self, call: Any, effect: Effect, result: Tracked, operands: Sequence[Tracked]) -> None:
+        """A step of the report, if it changes the bound or says so itself."""
+        before = max((x.form().bound for x in operands), default=0.0)
+        after = result.memory.base.bound if result.memory.base is not None else math.inf
+        if math.isinf(before) or math.isinf(after) or (effect.step is None and after == before):
+            return
+        fields: dict[str, Any] = {"operation": call.name, "kind": "constant", "factor": after / before if before else 1.0}
+        if len(operands) > 1 and call.name in ("add", "sub", "rsub"):
+            fields["warnings"] = ("A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1.",)
+        self.steps.append(Step(self.place, bound=after, **(fields | (effect.step or {}))))
+
+
+class WholeCall:
+    """A call of a function that is taken as a whole: what `rules.call.Call` is for operators."""
+
+    def __init__(self, walk: Walk, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.walk, self.fn, self.args = walk, fn, args
+        self.name = type_name(args[0]) if isinstance(args[0], nn.Module) else fn.__name__
+        self.output: Tensor = fn(*plain(args))
+
+    @property
+    def first_output(self) -> Tensor:
+        """The output."""
+        return self.output
+
+    @property
+    def operands(self) -> list[Tracked]:
+        """The arguments that depend on the input."""
+        return [t for t in self.args if isinstance(t, Tracked) and not t.constant]
+
+    together = Call.together
+    merged = Call.merged
+    rounded = Call.rounded
+    broadcast = Call.broadcast
+
+
+_RANDOM = ("It draws random numbers: each call is another function.", "Call model.eval(), or leave the noise out.")
+_aten = torch.ops.aten
+_ALIASES = {_aten._unsafe_view.default, _aten.lift_fresh.default, _aten._reshape_alias.default}
+_READS = {
+    _aten._local_scalar_dense.default: "item",
+    _aten.equal.default: "equal",
+    _aten.is_nonzero.default: "bool",
+    _aten.nonzero.default: "nonzero",
+    _aten.allclose.default: "allclose",
+    _aten.masked_select.default: "masked_select",
+    _aten._unique2.default: "unique",
+    _aten.bincount.default: "bincount",
+}
+
+
+def _has_memory(t: Tensor) -> bool:
+    return t.layout is torch.strided and t.device.type != "meta" and bool(t.untyped_storage().data_ptr())
+
+
+def _fills_its_memory(t: Tensor) -> bool:
+    return t.storage_offset() == 0 and t.untyped_storage().nbytes() == t.numel() * t.dtype.itemsize
+
+
+def _norm(x: Tensor, batch: int) -> float:
+    """An upper bound of the norm of a sample."""
+    if not x.numel() or not x.is_floating_point():
+        return 0.0
+    rows = x.reshape(batch, -1) if x.dim() and x.shape[0] == batch else x.reshape(1, -1)
+    return float(torch.linalg.vector_norm(rows.double(), dim=1).max()) * (1 + 1e-12)
+
+
+def _everything(t: Tensor, batch: int) -> Tensor | None:
+    """Samples of an output of which nothing is known: axis 0, where that may be the batch."""
+    return None if t.dim() and t.shape[0] == batch else torch.full(t.shape, -1, dtype=torch.long)
+
+
+def _flat(inner: Tensor, owner: Tensor | None) -> Tensor | None:
+    """Samples by position in memory."""
+    if owner is None:
+        return None
+    flat = torch.full((inner.untyped_storage().nbytes() // inner.dtype.itemsize,), -1, dtype=torch.long)
+    flat.as_strided(inner.shape, inner.stride()).copy_(owner.expand(inner.shape))
+    return flat
+
+
+def _functional(func: Any) -> Any:
+    """The operator that returns what `func` writes: of the same arguments, without the one only written to."""
+    schema = func._schema
+    name = schema.name.split("::")[-1]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    if packet is None or not schema.name.startswith("aten::"):
+        return None
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        own = candidate._schema
+        if any(a.alias_info is not None and a.alias_info.is_write for a in own.arguments):
+            continue
+        if [(a.name, str(a.type)) for a in own.arguments] == wanted:
+            return candidate
+    return None
+
+
+_SETTINGS = {"__init__", "extra_repr", "__repr__", "__doc__", "__module__", "__qualname__", "__annotations__"}
+_SETTINGS |= {"__static_attributes__", "__firstlineno__", "__parameters__", "__orig_bases__"}
+
+
+def _untouched(module: nn.Module) -> bool:
+    """Whether all methods of a layer are those of ours that its theorem is about."""
+    kind = parametrize.type_before_parametrizations(module)
+    if any(callable(value) and hasattr(kind, name) for name, value in vars(module).items()):
+        return False
+    for parent in kind.__mro__:
+        if parent.__module__.startswith("orthogonium."):
+            return all(not hasattr(parent, name) for child in kind.__mro__[: kind.__mro__.index(parent)]
+                       for name in set(vars(child)) - _SETTINGS)
+    return False
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put buffers (running statistics) and the random generator back afterwards.
+def _named(walk: Walk) -> Iterator[None]:
+    """Modules give their names to the report, by torch's global hooks; of this thread only."""
+    thread = threading.get_ident()
 
-    Meanwhile parameters ask for no gradient, so that constrained weights are built once even where slopes are taken.
-    """
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    asking = [p for p in model.parameters() if p.requires_grad]
+    def enter(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == thread and not walk.paused:
+            walk.stack.append(module)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread and not walk.paused and walk.stack and walk.stack[-1] is module:
+            if output is None:
+                walk.failed = walk.failed or walk.place
+            walk.stack.pop()
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
     try:
-        for p in asking:
-            p.requires_grad_(False)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            yield
+        yield
     finally:
-        for p in asking:
-            p.requires_grad_(True)
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+        for hook in hooks:
+            hook.remove()
 
 
-def walk(model: nn.Module, zeros: Tensor, walker: Walker) -> Any:
-    """Run `model` on zeros (batch, …) under the walker; the output is tracked."""
-    for name, module in model.named_modules(remove_duplicate=False):
-        walker.names.setdefault(id(module), name)
-    with unchanged(model), _seen_modules(walker), watched(walker):
-        with torch._C.DisableTorchFunctionSubclass():
-            x = walker.track(zeros, network_input())
-        return model(x)
+def walk_model(model: nn.Module, zeros: Tensor, walk: Walk) -> Any:
+    """Run `model` on zeros (batch, …) under the walk."""
+    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    with torch.no_grad(), nullcontext() if stance is None else stance("force_eager"), _named(walk), walk:
+        return model(walk.input(zeros))

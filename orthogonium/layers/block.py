@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.layers.slopes import Activation, bounded_slopes
+from orthogonium.layers.whole import as_a_whole
 from orthogonium.methods.constraint import constrain
 from orthogonium.methods.packing import Device, PackedConstraint
 
@@ -55,6 +56,7 @@ class DenseBlock(LipschitzBlock):
     in_features: int
     residual: bool = True
 
+    @as_a_whole
     def forward(self, input: Tensor) -> Tensor:  # (..., in) → (..., out)
         """Apply the block to vectors."""
         if input.shape[-1:] != (self.in_features,):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.layers.activations.axes import ISOMETRY, along, check_channels, positive_axis
 from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.whole import as_a_whole
 
 
 def soft_huber(x: Tensor, delta: float) -> Tensor:
@@ -16,6 +17,7 @@ def soft_huber(x: Tensor, delta: float) -> Tensor:
     return (delta * (torch.sqrt(1 + scaled * scaled) - 1)).to(x.dtype)
 
 
+@as_a_whole
 def n_activation(
     x: Tensor,
     thresholds: Tensor,  # (c, 2), in either order
@@ -28,6 +30,21 @@ def n_activation(
     ordered = s <= t
     low, high = torch.where(ordered, s, t), torch.where(ordered, t, s)
     return (x - 2 * x.to(low.dtype).clamp(min=low).clamp(max=high)).to(x.dtype)
+
+
+@as_a_whole
+def absolute(x: Tensor) -> Tensor:
+    """`|x|` with slope +1 at 0."""
+    sign = 2 * (x >= 0).to(x.dtype) - 1
+    return x * sign
+
+
+@as_a_whole
+def concatenated_relu(x: Tensor, axis: int = 1) -> Tensor:
+    """`(relu(x), relu(−x))` along `axis`."""
+    axis = positive_axis(x, axis, "CReLU")
+    negative = x < 0
+    return torch.cat([torch.where(negative, 0.0, x), torch.where(negative, -x, 0.0)], dim=axis)
 
 
 class Abs(nn.Module):
@@ -45,8 +62,7 @@ class Abs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        sign = 2 * (x >= 0).to(x.dtype) - 1
-        return x * sign
+        return absolute(x)
 
 
 class SoftHuber(nn.Module):
@@ -153,9 +169,7 @@ class CReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Twice the size of `x` along the axis."""
-        axis = positive_axis(x, self.axis, "CReLU")
-        negative = x < 0
-        return torch.cat([torch.where(negative, 0.0, x), torch.where(negative, -x, 0.0)], dim=axis)
+        return concatenated_relu(x, self.axis)
 
     def extra_repr(self) -> str:
         """Arguments that are not the default."""

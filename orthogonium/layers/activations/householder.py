@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.layers.activations.axes import ISOMETRY, along, check_channels, halves
+from orthogonium.layers.whole import as_a_whole
 
 _TURN = 2 * math.pi
 
 
+@as_a_whole
 def householder(
     x: Tensor,
     theta: Tensor,  # (c/2,)
@@ -41,6 +43,7 @@ def _fold(angle: Tensor) -> Tensor:
     return torch.where(wrapped <= _TURN, wrapped, 2 * _TURN - wrapped)
 
 
+@as_a_whole
 def householder_order_2(
     x: Tensor,
     theta: Tensor,  # (3, c/2)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.activations.axes import ISOMETRY, halves, positive_axis
+from orthogonium.layers.whole import as_a_whole
 
 
+@as_a_whole
 def max_min(x: Tensor, axis: int = 1) -> Tensor:
     """`(a, b) ↦ (max(a, b), min(a, b))` for the two halves `a`, `b` of `axis`."""
     a, b, axis = halves(x, axis, "MaxMin")
@@ -21,6 +23,7 @@ def max_min(x: Tensor, axis: int = 1) -> Tensor:
     return torch.cat([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
 
 
+@as_a_whole
 def relu_max_min(x: Tensor, axis: int = 1) -> Tensor:
     """`(a, b) ↦ (b + relu(a − b), a − relu(a − b))`: `max_min` out of additions and one ReLU."""
     a, b, axis = halves(x, axis, "ReLUMaxMin")
@@ -28,6 +31,7 @@ def relu_max_min(x: Tensor, axis: int = 1) -> Tensor:
     return torch.cat([b + excess, a - excess], dim=axis)
 
 
+@as_a_whole
 def group_sort(x: Tensor, group_size: int, axis: int = 1) -> Tensor:
     """Each group of `group_size` consecutive entries of `axis` in ascending order."""
     axis = positive_axis(x, axis, "GroupSort")

@@ -21,6 +21,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.block import LipschitzBlock
 from orthogonium.layers.constrained import Guarantee
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, wrap, zero_extend
+from orthogonium.layers.whole import as_a_whole
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 Sizes = tuple[int, ...]
@@ -75,6 +76,7 @@ class ConvBlock(LipschitzBlock):
         """1-Lipschitz under both padding modes."""
         return Guarantee("lipschitz", "for every image size")
 
+    @as_a_whole
     def forward(self, input: Tensor) -> Tensor:
         """Apply the block to an image or a batch of images: `⌈size / stride⌉` outputs on each axis."""
         check_image(input, self.dims, self.in_channels, type(self).__name__)

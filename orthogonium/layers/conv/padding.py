@@ -25,6 +25,7 @@ from torch import Tensor
 
 from orthogonium.errors import GeometryError, ShapeError
 from orthogonium.kernels.geometry import ConvGeometry, Size, to_tuple
+from orthogonium.layers.whole import as_a_whole
 from orthogonium.linalg.precision import has_values
 
 PADDING_MODES = ("zeros", "circular")
@@ -183,6 +184,7 @@ def wrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     return x
 
 
+@as_a_whole
 def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """The adjoint of `wrap`: pixels of the margins are added to those they were copied from."""
     if not any(left) and not any(right):

@@ -1,0 +1,69 @@
+"""How far a computed tensor may be from the one exact arithmetic would give.
+
+Note [Rounding along the walk]
+Each tensor of a network carries bounds `a + b‖x‖` of two things, for an input x: its norm (the norm at 0, and the Lipschitz
+constant times ‖x‖), and the norm of its error. An operation passes errors on by its Lipschitz constant and adds its own:
+
+- *proved*: `κ·u` times the norms it reads and writes, u the unit roundoff of the arithmetic in use. For sums of k products
+  κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of summation,
+  blocked or fused; for elementary functions it is a small number of units in the last place;
+- *floor*: u times the norm it writes, once. No arithmetic that rounds does better on inputs in general, whatever a
+  measurement at one input says.
+
+What is assumed of the arithmetic: each basic operation is within one rounding of the exact result, and elementary functions
+(exp, tanh, erf, …) within `ULPS` units in the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+ULPS = 8.0  # of elementary functions
+
+
+@dataclass(frozen=True)
+class Error:
+    """Bounds `constant + slope·‖x‖` of an error: proved for any arithmetic that rounds, and the floor of it."""
+
+    proved: tuple[float, float] = (0.0, 0.0)
+    floor: tuple[float, float] = (0.0, 0.0)
+
+    def scaled(self, factor: float) -> Error:
+        """Behind a `factor`-Lipschitz function."""
+        return Error(_scaled(self.proved, factor), _scaled(self.floor, factor))
+
+    def plus(self, other: Error) -> Error:
+        """Both together."""
+        return Error(_sum(self.proved, other.proved), _sum(self.floor, other.floor))
+
+
+def _scaled(line: tuple[float, float], factor: float) -> tuple[float, float]:
+    return (line[0] * factor, line[1] * factor) if factor else (0.0, 0.0)
+
+
+def _sum(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def product_roundoff(dtype: torch.dtype, device: torch.device, convolution: bool) -> float:
+    """Unit roundoff of the factors of products, which devices may shorten: TF32 has 10 bits, bfloat16 has 7."""
+    if dtype != torch.float32:
+        return unit_roundoff(dtype)
+    precision = torch.get_float32_matmul_precision()
+    if convolution and device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        precision = "high" if precision == "highest" else precision
+    return {"highest": unit_roundoff(dtype), "high": 2.0**-11, "medium": 2.0**-8}[precision]
+
+
+def sum_roundoff(terms: int, unit: float, products: float) -> float:
+    """Relative error of a sum of products, by absolute values: `γ_terms` and the rounding of the factors."""
+    own = terms * unit
+    return math.inf if own >= 1 else own / (1 - own) * (1 + products) ** 2 + (2 * products if products > unit else 0.0)

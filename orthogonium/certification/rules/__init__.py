@@ -1,0 +1,17 @@
+"""Lipschitz constants of ATen operators: one closed table, by overload object. What has no entry has no bound."""
+
+from orthogonium.certification.rules import arithmetic, entrywise, linear, movement, pooling, reductions
+from orthogonium.certification.rules.advice import ADVICE
+from orthogonium.certification.rules.patterns import recognized
+from orthogonium.certification.rules.wholes import WHOLES
+
+RULES = {
+    **movement.RULES,
+    **entrywise.RULES,
+    **arithmetic.RULES,
+    **reductions.RULES,
+    **linear.RULES,
+    **pooling.RULES,
+}
+
+__all__ = ["ADVICE", "RULES", "WHOLES", "recognized"]

@@ -1,0 +1,32 @@
+"""Why some operators have no bound, and what to use instead."""
+
+_NORM = "It divides by a deviation that may be arbitrarily small: no useful bound."
+_ATTENTION = "Attention is a product of values: it is not Lipschitz on unbounded inputs."
+_TOKENS = "Mix tokens by OrthoLinear on the transposed axis, or by convolutions."
+ADVICE: dict[str, tuple[str, str]] = {
+    "layer_norm": (_NORM, "Use LayerCentering."),
+    "group_norm": (_NORM, "Use LayerCentering."),
+    "rms_norm": (_NORM, "Leave it out, or use BatchLipNorm."),
+    "fused_rms_norm": (_NORM, "Leave it out, or use BatchLipNorm."),
+    "transformer_encoder_layer_fwd": (_ATTENTION, _TOKENS),
+    "multi_head_attention": (_ATTENTION, _TOKENS),
+    **{
+        name: (_ATTENTION, _TOKENS)
+        for name in (
+            "scaled_dot_product_attention", "scaled_dot_product_flash_attention", "scaled_dot_product_flash_attention_for_cpu",
+            "scaled_dot_product_efficient_attention", "scaled_dot_product_cudnn_attention", "scaled_dot_product_attention_math",
+        )
+    },
+    "glu": ("A gate is a product of values: not Lipschitz.", "Use MaxMin."),
+    "exp": ("The exponential is not Lipschitz.", "Use Softplus."),
+    "expm1": ("The exponential is not Lipschitz.", "Use Softplus."),
+    "sqrt": ("The root has an infinite slope at 0.", "Use L2NormPool or L2NormResidual; roots of sums of squares are known."),
+    "rsqrt": ("It is not Lipschitz near 0.", "Divide by constants only."),
+    "log": ("The logarithm has an infinite slope at 0.", "Use log_softmax or Softplus."),
+    "reciprocal": ("It is not Lipschitz near 0.", "Divide by constants only."),
+    "hardshrink": ("It jumps.", "Use Softshrink."),
+    "var": ("Variances are squares: not Lipschitz.", "Use std, or L2NormPool."),
+    "prod": ("Products of values are not Lipschitz.", "Use sums, maxima or norms."),
+    "cumprod": ("Products of values are not Lipschitz.", "Use sums, maxima or norms."),
+    "lstm": ("Its gates are products of values: not Lipschitz.", "Use an orthogonal RNN: OrthoLinear in a loop."),
+}  # fmt: skip

@@ -1,0 +1,153 @@
+"""Sums, products and quotients of values and constants, the larger of two values, and combinations of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.certification.rules.call import Call, Effect, NoBound
+from orthogonium.certification.tracked import Tracked
+
+aten = torch.ops.aten
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, Tracked) and not x.constant
+
+
+def _number_or_tensor(x: Any) -> Tensor:
+    inner = x.inner if isinstance(x, Tracked) else x
+    return torch.as_tensor(inner).detach().to("cpu", torch.float64)
+
+
+def _finite(c: Tensor) -> Tensor:
+    if not bool(c.isfinite().all()):
+        raise NoBound("It multiplies by a constant that is not finite.", "Check the buffers of the model.")
+    return c
+
+
+def times_constant(call: Call, x: Tracked, c: Tensor) -> Effect:
+    """`c·x`, entry by entry."""
+    c = _finite(c)
+    form = call.broadcast(x).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(x, c)
+    return Effect((form,), call.merged(x), call.rounded(1.0, 0.0), origin=Scale(x, c))
+
+
+def _up(x: float) -> float:
+    return x if x in (0.0, 1.0) else x * (1 + 2.0**-50)
+
+
+class Scale:
+    """`out = c·x + shift`, entry by entry: what is known of a base that is an entrywise affine image of another."""
+
+    def __init__(self, x: Tracked, c: Tensor, shift: Tensor | None = None) -> None:
+        self.codes, self.coefficient = x.codes.clone(), c
+        self.shift = torch.zeros((), dtype=torch.float64) if shift is None else shift
+
+
+def summed(call: Call) -> Effect:
+    """`x ± α·y`: constants add; a constant operand only translates."""
+    x, y, given = call["self"], call["other"], call.given.get("alpha")
+    alpha = 1.0 if given is None else float(given)
+    if call.func in _REVERSED:
+        x, y = y, x
+    values = [(t, f) for t, f in ((x, 1.0), (y, alpha)) if _is_value(t)]
+    for other in (x, y):
+        if not _is_value(other) and not bool(_number_or_tensor(other).isfinite().all()):
+            raise NoBound("It adds a constant that is not finite.", "Check the buffers of the model.")
+    terms = tuple(call.broadcast(t).scaled(_up(f * f)) for t, f in values)
+    origin = None
+    if len(values) == 1:
+        value, factor = values[0]
+        other = y if value is x else x
+        sign = -1.0 if call.func in _SUBTRACTIONS else 1.0
+        slope = sign * factor if value is y else factor
+        shift = _number_or_tensor(other) * (sign * alpha if other is y else 1.0)
+        if value.shape == call.output.shape:
+            origin = Scale(value, torch.tensor(slope, dtype=torch.float64), shift)
+    return Effect(terms, call.merged(*[t for t, _ in values]), call.rounded(1.0, 1.0 if alpha != 1 else 0.0), origin=origin)
+
+
+def multiplied(call: Call) -> Effect:
+    """`c·x`; the product of two values has no bound."""
+    x, c = call["self"], call["other"]
+    if _is_value(x) and _is_value(c):
+        raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
+    x, c = (x, c) if _is_value(x) else (c, x)
+    return times_constant(call, x, _number_or_tensor(c))
+
+
+def divided(call: Call) -> Effect:
+    """`x/c`."""
+    x, c = call["self"], call["other"]
+    if call.given.get("rounding_mode") is not None:
+        raise NoBound("Division with rounding jumps.", "Leave out rounding_mode.")
+    if _is_value(c):
+        raise NoBound(
+            "Division by a value is not Lipschitz.", "Divide by constants, or clamp: x / norm.clamp(min=1) has the constant 1."
+        )
+    c = _number_or_tensor(c)
+    if not bool((c != 0).all()):
+        raise NoBound("It divides by 0.", "Clamp the divisor (the std of an input normalization) away from 0.")
+    return times_constant(call, x, 1 / c)
+
+
+def larger(call: Call) -> Effect:
+    """The larger, the smaller or the hypotenuse of two values, entry by entry: 1-Lipschitz in the pair."""
+    values = call.operands
+    return side_by_side(call, values, 1.0 if call.func is aten.hypot.default else 0.0)
+
+
+def side_by_side(call: Call, values: list[Tracked], ulps: float) -> Effect:
+    """A function that is 1-Lipschitz in all its operands together."""
+    form = call.broadcast(values[0])
+    for value in values[1:]:
+        form = form.plus(call.broadcast(value))
+    return Effect((form,), call.merged(*values), call.rounded(8 * ulps))
+
+
+def clamped(call: Call) -> Effect:
+    """`clamp` between tensors: the larger of the smaller."""
+    return side_by_side(call, call.operands, 0.0)
+
+
+def interpolated(call: Call) -> Effect:
+    """`lerp(a, b, t) = a + t·(b − a)` with a constant t."""
+    weight = _finite(_number_or_tensor(call.constant("weight")))
+    terms = []
+    for name, c in (("self", 1 - weight), ("end", weight)):
+        if _is_value(call[name]):
+            x = call[name]
+            terms.append(call.broadcast(x).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(x, c))
+    return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
+
+
+def added_products(call: Call) -> Effect:
+    """`addcmul` and `addcdiv` with constants: `x + v·a·b` where a or b is constant."""
+    x, a, b, v = call["self"], call["tensor1"], call["tensor2"], float(call["value"])
+    inverse = call.func is aten.addcdiv.default
+    if (_is_value(a) and _is_value(b)) or (inverse and _is_value(b)):
+        raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
+    terms = [call.broadcast(x)] if _is_value(x) else []
+    if _is_value(a) or _is_value(b):
+        value, c = (a, _number_or_tensor(b)) if _is_value(a) else (b, _number_or_tensor(a))
+        c = _finite(v * (1 / c if inverse else c))
+        terms.append(call.broadcast(value).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(value, c))
+    return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
+
+
+_SUBTRACTIONS = {aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.rsub.Tensor}
+_REVERSED = {aten.rsub.Scalar, aten.rsub.Tensor}
+RULES: dict[Any, Any] = {
+    **dict.fromkeys([aten.add.Tensor, aten.add.Scalar, *_SUBTRACTIONS], summed),
+    **dict.fromkeys([aten.mul.Tensor, aten.mul.Scalar], multiplied),
+    **dict.fromkeys([aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode], divided),
+    **dict.fromkeys([aten.maximum.default, aten.minimum.default, aten.fmax.default, aten.fmin.default], larger),
+    aten.hypot.default: larger,
+    **dict.fromkeys([aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor], clamped),
+    **dict.fromkeys([aten.lerp.Scalar, aten.lerp.Tensor], interpolated),
+    **dict.fromkeys([aten.addcmul.default, aten.addcdiv.default], added_products),
+}

@@ -1,0 +1,205 @@
+"""Functions of one value, entry by entry: the range of their slopes, and of sums and products with constants.
+
+A function with slopes in [low, high] has the constant max(−low, high). Ranges matter where a block of ours calls an
+activation (`rules/wholes.py`), whose proof needs their sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.certification.rounding import ULPS
+from orthogonium.certification.rules.call import Call, Jump, NoBound, scaled
+from orthogonium.certification.tracked import Tracked
+
+aten = torch.ops.aten
+Slopes = tuple[float, float]
+
+_PHI = 0.5 * (1 + math.erf(1.0)) + math.sqrt(2) * math.exp(-1.0) / math.sqrt(2 * math.pi)  # GELU is steepest at ±√2
+_GELU = _PHI * (1 + 1e-15)
+_JUMPS = ("It jumps: no Lipschitz constant.", "Use clamp, maximum or an activation.")
+
+
+def _number(call: Call, name: str) -> float:
+    value = call.constant(name)
+    return float(value)
+
+
+def _leaky(call: Call) -> Slopes:
+    slope = _number(call, "negative_slope")
+    return min(slope, 1.0), max(slope, 1.0)
+
+
+def _prelu(call: Call) -> Slopes:
+    weight = call.constant("weight").detach().double()
+    return min(float(weight.min()), 1.0), max(float(weight.max()), 1.0)
+
+
+def _elu(call: Call) -> Slopes:
+    """`scale·x` above 0, `scale·alpha·(exp(input_scale·x) − 1)` below."""
+    alpha, scale, inner = (_number(call, name) for name in ("alpha", "scale", "input_scale"))
+    if inner < 0:
+        raise NoBound("ELU with a negative inner scale grows exponentially.", "Use a positive one.")
+    ends = [scale, scale * alpha * inner, 0.0]
+    return min(ends), max(ends)
+
+
+def _celu(call: Call) -> Slopes:
+    if not _number(call, "alpha") > 0:
+        raise NoBound("CELU with alpha < 0 grows exponentially.", "Use alpha > 0.")
+    return 0.0, 1.0
+
+
+def _softplus(call: Call) -> Slopes:
+    beta, threshold = _number(call, "beta"), _number(call, "threshold")
+    # Above the threshold torch returns its input: a jump of log(1 + e^-threshold)/β at threshold/β.
+    invisible = math.log1p(math.exp(-threshold)) < torch.finfo(call.output.dtype).eps / 8 * threshold if threshold > 0 else False
+    if beta <= 0 or not invisible:
+        raise NoBound(
+            f"Softplus jumps at its threshold of {threshold:g} by more than the rounding of {call.output.dtype}.",
+            "Use a larger threshold: 20 for float32, 40 for float64.",
+        )
+    return 0.0, 1.0
+
+
+def _threshold(call: Call) -> Slopes:
+    if _number(call, "threshold") != _number(call, "value"):
+        raise NoBound("It jumps unless value = threshold.", "Use nn.ReLU, or value = threshold.")
+    return 0.0, 1.0
+
+
+def _softshrink(call: Call) -> Slopes:
+    if _number(call, "lambd") < 0:
+        raise NoBound("Softshrink with lambd < 0 jumps.", "Use lambd ≥ 0.")
+    return 0.0, 1.0
+
+
+def _power(call: Call) -> Slopes:
+    if _number(call, "exponent") == 1:
+        return 1.0, 1.0
+    raise NoBound("Powers are not Lipschitz.", "Use an activation with bounded slopes; roots of sums of squares are known.")
+
+
+def _clamped(call: Call) -> Slopes:
+    return 0.0, 1.0
+
+
+def _rrelu(call: Call) -> Slopes:
+    if call["training"]:
+        raise NoBound("Its slope is random.", "Call model.eval() first.")
+    slope = (_number(call, "lower") + _number(call, "upper")) / 2
+    return min(slope, 1.0), max(slope, 1.0)
+
+
+def fixed(low: float, high: float) -> Callable[[Call], Slopes]:
+    """Slopes that depend on no argument."""
+    return lambda call: (low, high)
+
+
+# operator → slopes, and units in the last place of its result (0 for functions that only choose)
+SLOPES: dict[Any, tuple[Callable[[Call], Slopes], float]] = {
+    **dict.fromkeys([aten.relu.default, aten.hardtanh.default, aten.clamp_min.default, aten.clamp_max.default], (_clamped, 0.0)),
+    aten.clamp.default: (_clamped, 0.0),
+    aten.abs.default: (fixed(-1.0, 1.0), 0.0),
+    aten.neg.default: (fixed(-1.0, -1.0), 0.0),
+    aten.positive.default: (fixed(1.0, 1.0), 0.0),
+    aten.leaky_relu.default: (_leaky, 1.0),
+    aten._prelu_kernel.default: (_prelu, 1.0),
+    aten.rrelu_with_noise.default: (_rrelu, 1.0),
+    aten.elu.default: (_elu, ULPS),
+    aten.celu.default: (_celu, ULPS),
+    aten.softplus.default: (_softplus, ULPS),
+    aten.threshold.default: (_threshold, 0.0),
+    aten.softshrink.default: (_softshrink, 1.0),
+    aten.pow.Tensor_Scalar: (_power, 0.0),
+    aten.tanh.default: (fixed(0.0, 1.0), ULPS),
+    aten.sigmoid.default: (fixed(0.0, 0.25), ULPS),
+    aten.log_sigmoid_forward.default: (fixed(0.0, 1.0), ULPS),
+    aten.atan.default: (fixed(0.0, 1.0), ULPS),
+    aten.asinh.default: (fixed(0.0, 1.0), ULPS),
+    aten.sin.default: (fixed(-1.0, 1.0), ULPS),
+    aten.cos.default: (fixed(-1.0, 1.0), ULPS),
+    aten.erf.default: (fixed(0.0, 2 / math.sqrt(math.pi) * (1 + 1e-15)), ULPS),
+    aten.erfc.default: (fixed(-2 / math.sqrt(math.pi) * (1 + 1e-15), 0.0), ULPS),
+    aten.hardsigmoid.default: (fixed(0.0, 0.16666668), 4.0),  # torch multiplies by 1/6 in float32
+    aten.gelu.default: (
+        lambda c: (-0.129005, 1.129005) if c["approximate"] == "tanh" else (1 - _GELU, _GELU),
+        ULPS,
+    ),
+    aten.silu.default: (fixed(-0.0998397, 1.0998397), ULPS),
+    aten.mish.default: (fixed(-0.1125, 1.0884983), ULPS),
+    aten.hardswish.default: (fixed(-0.5, 1.5), 4.0),
+    aten.logit.default: (lambda c: _logit(c), ULPS),
+}
+
+
+def _logit(call: Call) -> Slopes:
+    eps = call["eps"]
+    if eps is None or not 0 < eps < 0.5:
+        raise NoBound("logit has infinite slopes at 0 and 1.", "Give it eps.")
+    return 0.0, 1 / (eps * (1 - eps))
+
+
+def slopes_of(call: Call) -> Slopes:
+    """The range of slopes of a call in the table; constants and NaN are refused."""
+    low, high = SLOPES[call.func][0](call)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise NoBound("Its slopes are infinite or NaN.", "Check its arguments and parameters.")
+    return low, high
+
+
+def sloped(call: Call) -> Any:
+    """A function with a range of slopes."""
+    x = call.operand()
+    low, high = slopes_of(call)
+    ulps = SLOPES[call.func][1]
+    effect = scaled(call, x, max(-low, high), call.together(x, ()), call.rounded(ulps, ulps), origin=Sloped(call.func, x, (low, high), call.settings))
+    if isinstance(call.output, Tensor):
+        return effect
+    return [effect, *[Jump("It is a by-product.", "Use the first output.") for _ in call.output[1:]]]
+
+
+class Sloped:
+    """`out = f(x)`, entry by entry, with slopes of f in a range: what a base is known by."""
+
+    def __init__(self, func: Any, x: Tracked, slopes: Slopes, settings: dict[str, Any] | None = None) -> None:
+        self.func, self.codes, self.slopes, self.settings = func, x.codes.clone(), slopes, settings or {}
+
+
+class Compared:
+    """`x > c` and the like."""
+
+    def __init__(self, codes: Tensor, at: Tensor) -> None:
+        self.codes, self.at = codes, at
+
+
+def compared(call: Call) -> Jump:
+    """A comparison of a value with a constant, which `where` may know what to do with."""
+    x, c = call["self"], call["other"]
+    if not (isinstance(x, Tracked) and not x.constant) or len(call.operands) > 1:
+        return Jump(*_JUMPS)
+    at = torch.as_tensor(c.inner if isinstance(c, Tracked) else c).detach().to("cpu", torch.float64)
+    return Jump(*_JUMPS, Compared(x.codes.expand(call.output.shape).clone(), at.expand(call.output.shape)))
+
+
+def jump(call: Call) -> Any:
+    """Comparisons, rounding, signs."""
+    jumps = Jump(*_JUMPS)
+    return jumps if isinstance(call.output, Tensor) else [jumps for _ in call.output]
+
+
+_COMPARISONS = [getattr(getattr(aten, name), kind) for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor")]
+JUMPS = [
+    aten.sign.default, aten.round.default, aten.round.decimals, aten.floor.default, aten.ceil.default,
+    aten.trunc.default, aten.argmax.default, aten.argmin.default, aten.argsort.default, aten.argsort.stable,
+    aten.heaviside.default, aten.bucketize.Tensor, aten.isnan.default, aten.isinf.default, aten.logical_not.default,
+    aten.logical_and.default, aten.logical_or.default, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor,
+    aten.bitwise_not.default, aten.signbit.default, aten.searchsorted.Tensor, aten.sgn.default,
+    aten.any.default, aten.any.dim, aten.all.default, aten.all.dim, aten.isfinite.default,
+]  # fmt: skip
+RULES: dict[Any, Any] = {**dict.fromkeys(SLOPES, sloped), **dict.fromkeys(JUMPS, jump), **dict.fromkeys(_COMPARISONS, compared)}

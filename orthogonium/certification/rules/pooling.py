@@ -1,0 +1,148 @@
+"""Poolings and resampling.
+
+All averages and interpolations are separable: their norm is the product of the norms of their 1-D matrices, which are read
+off the operator itself by impulses, at the size at hand and in its own precision. Max pooling counts the windows over a pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.certification.rules.call import Call, Jump, scaled
+from orthogonium.certification.rules.movement import placed
+from orthogonium.certification.tracked import Tracked
+from orthogonium.layers.pooling import max_pool_constant
+
+aten = torch.ops.aten
+
+
+def _per_axis(value: Any, dims: int) -> tuple[Any, ...]:
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return values * dims if len(values) == 1 else values
+
+
+def _pooled(call: Call, factor: float, ulps: float = 0.0) -> Any:
+    """A function of the pixels of each image."""
+    x = call.operand()
+    dims = _dims(call)
+    owner = call.together(x, range(x.dim() - dims, x.dim()))
+    owner = None if owner is None else owner.expand(call.first_output.shape)
+    effect = scaled(call, x, factor, owner, call.rounded(ulps, ulps))
+    if isinstance(call.output, Tensor):
+        return effect
+    return [effect, *[Jump("The indices of maxima jump.", "Leave out return_indices.")] * (len(call.output) - 1)]
+
+
+def _dims(call: Call) -> int:
+    return int(next(c for c in call.name if c.isdigit()))
+
+
+def _matrix(fn: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Matrix (inputs, outputs) of a linear map of one axis, `fn` of images (n, 1, size, 1), in the arithmetic of `dtype`."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    return fn(torch.eye(size, dtype=exact)[:, None, :, None]).reshape(size, -1).double()
+
+
+def _norm(matrices: Sequence[Tensor], slack: float = 1e-12) -> float:
+    return math.prod(float(torch.linalg.matrix_norm(m, ord=2)) * (1 + slack) for m in matrices)
+
+
+def averages(call: Call, x: Tracked) -> list[Tensor]:
+    """The matrices (inputs, outputs) of an average pooling, one for each axis."""
+    dims = _dims(call)
+    if "output_size" in call.given:
+        sizes = zip(x.shape[-dims:], call.output.shape[-dims:], strict=True)
+        return [_matrix(lambda t, o=o: aten._adaptive_avg_pool2d.default(t, [o, 1]), n) for n, o in sizes]  # type: ignore[misc]
+    kernel = _per_axis(call["kernel_size"], dims)
+    stride = _per_axis(call["stride"], dims) if call["stride"] else kernel
+    padding = _per_axis(call["padding"], dims)
+    divisor = call.given.get("divisor_override")
+    matrices = []
+    for n, k, s, p in zip(x.shape[-dims:], kernel, stride, padding, strict=True):
+        own = None if divisor is None else 1  # then the operator only sums
+        modes = bool(call["ceil_mode"]), bool(call["count_include_pad"])
+
+        def pool(t: Tensor, k: int = k, s: int = s, p: int = p, modes: Any = modes, own: int | None = own) -> Tensor:
+            return aten.avg_pool2d.default(t, [k, 1], [s, 1], [p, 0], *modes, own)
+
+        matrices.append(_matrix(pool, n))
+    if divisor is not None:
+        matrices[0] = matrices[0] / divisor
+    return matrices
+
+
+def average(call: Call) -> Any:
+    """Average pooling at the size at hand, any padding and mode."""
+    matrices = averages(call, call.operand())
+    return _pooled(call, _norm(matrices), float(math.prod(int((m != 0).sum(0).max()) for m in matrices)) + 2)
+
+
+def maximum(call: Call) -> Any:
+    """Max pooling: the root of the number of windows over a pixel."""
+    dims = _dims(call)
+    kernel = _per_axis(call["kernel_size"], dims)
+    stride = _per_axis(call["stride"], dims) if call["stride"] else kernel
+    return _pooled(call, max_pool_constant(kernel, stride, _per_axis(call["dilation"], dims)))
+
+
+def adaptive_maximum(call: Call) -> Any:
+    """Adaptive max pooling: two windows may share a pixel where sizes do not divide."""
+    dims, x = _dims(call), call.operand()
+    most = 1
+    for n, o in zip(x.shape[-dims:], call.first_output.shape[-dims:], strict=True):
+        seen = torch.zeros(n, dtype=torch.long)
+        for i in range(o):
+            seen[i * n // o : -(-(i + 1) * n // o)] += 1
+        most *= int(seen.max())
+    return _pooled(call, math.sqrt(most) * (1 + 1e-15))
+
+
+def interpolated(call: Call) -> Any:
+    """Linear, bilinear, trilinear and bicubic resampling."""
+    dims, x = _dims(call), call.operand()
+    names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}[dims]
+    operator = aten.upsample_bicubic2d.default if "bicubic" in call.name else aten.upsample_bilinear2d.default
+    matrices = []
+    for n, o, name in zip(x.shape[-dims:], call.output.shape[-dims:], names, strict=True):
+
+        def resize(t: Tensor, o: int = o, scale: Any = call[name]) -> Tensor:
+            return operator(t, [o, 1], call["align_corners"], scale, None)
+
+        matrices.append(_matrix(resize, n, x.dtype))
+    return _pooled(call, _norm(matrices, 1e-12 if x.dtype == torch.float64 else 1e-6), 8.0 * 4**dims)
+
+
+def nearest(call: Call) -> Tracked:
+    """Copies of the nearest pixels: which ones, the operator says itself, in its own precision."""
+    dims, x = _dims(call), call.operand()
+    codes = x.codes
+    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    for axis in range(dims):
+        sizes = [1] * dims
+        sizes[axis] = x.shape[x.dim() - dims + axis]
+        ramp = torch.arange(sizes[axis], dtype=exact).reshape(1, 1, *sizes)
+        given = {**call.given, "self": ramp}
+        given["output_size"] = [o if i == axis else 1 for i, o in enumerate(call.output.shape[-dims:])]
+        for i, name in enumerate(n for n in call.given if n.startswith("scales")):
+            given[name] = call[name] if i == axis else None
+        index = call.func(**given).reshape(-1).long()
+        codes = codes.index_select(x.dim() - dims + axis, index)
+    return placed(call, call.output, codes)
+
+
+def _known(names: Sequence[str], kind: str = "default") -> list[Any]:
+    return [getattr(getattr(aten, name), kind) for name in names if hasattr(aten, name)]
+
+
+RULES: dict[Any, Any] = {
+    **dict.fromkeys(_known(["avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"]), average),
+    **dict.fromkeys(_known(["max_pool2d_with_indices", "max_pool3d_with_indices"]), maximum),
+    **dict.fromkeys(_known(["adaptive_max_pool2d", "adaptive_max_pool3d"]), adaptive_maximum),
+    **dict.fromkeys(_known(["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]), interpolated),
+    **dict.fromkeys(_known([f"{kind}{d}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3)]), nearest),
+}

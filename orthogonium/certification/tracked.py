@@ -1,0 +1,242 @@
+"""Tensors without values of their own, that know which entries of which bases they consist of.
+
+Note [Memory]
+A `Tracked` tensor has a shape and no memory that anything outside could read: what the walk does not follow (`.numpy()`,
+`.tolist()`, pointers, kernels of C++ extensions) cannot compute with it, instead of taking it for a constant. Behind it is an
+ordinary tensor, the value at the input 0 of the network, and beside the memory of that tensor a second one of the same size, the
+*sources*: for each position the code of the base and entry that is stored there, 0 for constants. Views of a tensor are views
+of its sources. So whatever is written in place is seen through every alias, as torch's own views see it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from orthogonium.certification.failures import TraceError
+from orthogonium.certification.values import Base, Form
+from orthogonium.layers.whole import Followed
+
+if TYPE_CHECKING:
+    from orthogonium.certification.walk import Walk
+
+_SPAN = 2.0**32  # codes of one base; sums below 2⁵³ are exact
+
+
+class Memory:
+    """The sources of one storage. Constant at first; one base, or a mixture, once values are written."""
+
+    def __init__(self, storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> None:
+        self.storage, self.dtype, self.device = storage, dtype, device
+        self.base: Base | None = None  # that fills all of it, in order
+        self.codes: Tensor | None = None  # otherwise, or where somebody has asked for them
+
+    @property
+    def constant(self) -> bool:
+        """Whether nothing in it depends on the input."""
+        return self.base is None and self.codes is None
+
+    def sources(self) -> Tensor:
+        """Codes of all positions, to read and to write."""
+        if self.codes is None:
+            count = self.storage.nbytes() // self.dtype.itemsize
+            if self.base is None:
+                self.codes = torch.zeros(count, dtype=torch.float64)
+            else:
+                self.codes = torch.arange(count, dtype=torch.float64) + (1 + self.base.number * _SPAN)
+        return self.codes
+
+
+class Tracked(Followed):
+    """A tensor of the network. Note [Memory]."""
+
+    inner: Tensor
+    memory: Memory
+    walk: Walk
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, memory: Memory, walk: Walk) -> Tracked:
+        """A tensor of the shape of `inner`."""
+        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=inner.device,
+        )
+        self.inner, self.memory, self.walk = inner, memory, walk
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Outside of a walk only constants are left: what a model has kept of those it made meanwhile."""
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tracked)]
+        if not all(t.constant for t in tensors):
+            raise TraceError(
+                "A value computed from the input is used outside of the call that computed it: the model keeps it from one "
+                "call to the next, or hands it to another thread."
+            )
+        return func(*plain(args), **plain(kwargs or {}))
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The same memory, as torch has it."""
+        return self.detach()
+
+    @data.setter
+    def data(self, _: Tensor) -> None:
+        raise TraceError("x.data = … on a value computed from the input is not followed. Use x.copy_(…), or a new tensor.")
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Tracked({tuple(self.shape)}, {self.dtype})"
+
+    def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Note [As a whole] of `walk.py`."""
+        return self.walk.take(fn, args)
+
+    @property
+    def constant(self) -> bool:
+        """Whether its memory holds constants only."""
+        return self.memory.constant
+
+    @property
+    def codes(self) -> Tensor:
+        """Sources of its entries."""
+        inner = self.inner
+        return self.memory.sources().as_strided(inner.shape, inner.stride(), inner.storage_offset())
+
+    @property
+    def whole(self) -> Base | None:
+        """The base whose entries it has, each once, in whatever order."""
+        base, inner = self.memory.base, self.inner
+        if base is None or self.memory.codes is not None or inner.numel() != _numel(base):
+            return None
+        covers = inner.storage_offset() == 0 and (inner.is_contiguous() or _dense(inner))
+        return base if covers else None
+
+    def form(self, weights: Tensor | None = None) -> Form:
+        """What it owes to bases (Note [Bases and forms] of `values.py`), `weights` (≥ 0) being those of its entries."""
+        base = self.whole
+        if base is not None and weights is None:
+            return Form({base: 1.0})
+        return form_of(self.codes, self.walk.bases, weights)
+
+    def used(self) -> list[Base]:
+        """The bases it consists of."""
+        if self.memory.codes is None:
+            return [] if self.memory.base is None else [self.memory.base]
+        codes = self.codes
+        return [self.walk.bases[n] for n in ((codes[codes > 0] - 1) / _SPAN).floor().unique().long().tolist()]
+
+    def owners(self) -> Tensor:
+        """The sample each entry belongs to, −1 for constants."""
+        codes = self.codes
+        numbers = ((codes - 1) / _SPAN).floor()
+        positions = (codes - 1 - numbers * _SPAN).long()
+        owner = torch.full(self.shape, -1, dtype=torch.long)
+        for base in self.used():
+            own = (numbers == base.number) & (codes > 0)
+            owner[own] = owner_of_positions(base)[positions[own]]
+        return owner
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether axis 0 is known to be the batch, without a look at every entry."""
+        base, inner = self.memory.base, self.inner
+        return (
+            base is not None
+            and self.memory.codes is None
+            and base.owner is None
+            and inner.dim() > 0
+            and inner.shape[0] == base.shape[0]
+            and inner.stride(0) == base.stride[0]
+            and inner.storage_offset() < base.stride[0]
+            and sum((n - 1) * s for n, s in zip(inner.shape[1:], inner.stride()[1:], strict=True))
+            + inner.storage_offset()
+            < base.stride[0]
+        )
+
+
+def form_of(codes: Tensor, bases: Sequence[Base], weights: Tensor | None = None) -> Form:
+    """The form of a tensor with these sources; `weights` (≥ 0) are those of its entries."""
+    w = torch.ones(codes.numel(), dtype=torch.float64)
+    if weights is not None:
+        w = weights.to("cpu", torch.float64).expand(codes.shape).reshape(-1) * (1 + 2.0**-50)
+    codes = codes.reshape(-1)
+    stored = codes > 0
+    codes, w = codes[stored] - 1, w[stored]
+    numbers = (codes / _SPAN).floor()
+    positions = (codes - numbers * _SPAN).long()
+    form = Form()
+    for number in numbers.unique().long().tolist():
+        own = numbers == number
+        base = bases[number]
+        sums = torch.zeros(_extent(base), dtype=torch.float64).index_add_(0, positions[own], w[own])
+        low, high = float(sums.min()), float(sums.max())
+        form[base] = high if low == high else sums
+    return form
+
+
+def _numel(base: Base) -> int:
+    return int(torch.Size(base.shape).numel())
+
+
+def _extent(base: Base) -> int:
+    """Positions of the memory of a base."""
+    return 1 + sum((n - 1) * s for n, s in zip(base.shape, base.stride, strict=True)) if _numel(base) else 0
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether the entries of a tensor are distinct positions without gaps."""
+    expected = 1
+    for n, s in sorted(zip(x.shape, x.stride(), strict=True), key=lambda pair: pair[1]):
+        if n != 1:
+            if s != expected:
+                return False
+            expected *= n
+    return True
+
+
+def owner_of_positions(base: Base) -> Tensor:
+    """The sample that each position in the memory of a base belongs to."""
+    if base.owner is None:
+        flat = torch.full((_extent(base),), -1, dtype=torch.long)
+        samples = torch.arange(base.shape[0]).reshape(-1, *[1] * (len(base.shape) - 1)).expand(base.shape)
+        flat.as_strided(base.shape, base.stride).copy_(samples)
+        return flat
+    return base.owner
+
+
+def plain(x: Any) -> Any:
+    """The tensors behind tracked ones, in any nesting."""
+    return torch.utils._pytree.tree_map_only(Tracked, lambda t: t.inner, x)
+
+
+class Memories:
+    """The memories of the tensors of a walk, by address."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+
+    def find(self, tensor: Tensor) -> Memory | None:
+        """The memory a tensor lies in, if it is one of these."""
+        address = tensor.untyped_storage().data_ptr()
+        return self._known.get(address) if address else None
+
+    def of(self, tensor: Tensor) -> Memory:
+        """The memory a tensor lies in, a new one if need be."""
+        found = self.find(tensor)
+        if found is None:
+            storage = tensor.untyped_storage()
+            found = Memory(storage, tensor.dtype, tensor.device)
+            if storage.data_ptr():
+                self._known[storage.data_ptr()] = found
+        return found

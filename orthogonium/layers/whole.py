@@ -1,0 +1,38 @@
+"""Functions that certificates take as a whole, where the operations inside say less than the theorem about all of them.
+
+`cat(max(a, b), min(a, b))` moves no two points apart, but max and min alone have the constant 1 each and √2 side by side.
+So such functions are marked, and a tensor that is followed through a network (`Followed`, see `orthogonium.certification`)
+may take the whole function instead of its operations. For any other tensor the mark does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+class Followed(Tensor):
+    """A tensor that stands for all its possible values."""
+
+    def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """The result of `fn(*args)`, or NotImplemented to go through its operations."""
+        return NotImplemented
+
+
+def as_a_whole(fn: Fn) -> Fn:
+    """Mark a function of tensors (or a `forward`) as one that is bounded as a whole."""
+
+    @functools.wraps(fn)
+    def taken(*args: Any) -> Any:
+        for x in args:
+            if isinstance(x, Followed):
+                result = x.take(taken, args)
+                return fn(*args) if result is NotImplemented else result
+        return fn(*args)
+
+    return taken  # type: ignore[return-value]
