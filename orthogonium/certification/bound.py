@@ -19,7 +19,7 @@ from orthogonium.certification.rules.linear import Dense
 from orthogonium.certification.state import unchanged
 from orthogonium.certification.tracked import Tracked, owner_of_positions
 from orthogonium.certification.values import Base
-from orthogonium.certification.walk import Step, Walk, walk_model
+from orthogonium.certification.walk import Places, Step, Walk, as_written, walk_model
 from orthogonium.errors import ParameterError, ShapeError
 
 _BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and constants may not depend on their number
@@ -119,25 +119,25 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
 def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
     """An ordinary call, which fails as it would for anybody, and fills caches with ordinary tensors."""
     dtype, device = kind_of_input(model)
+    places = Places(model)
     try:
-        model(torch.zeros(_BATCHES[0], *shape, dtype=dtype, device=device))
+        with as_written(), places.followed():
+            model(torch.zeros(_BATCHES[0], *shape, dtype=dtype, device=device))
     except (RuntimeError, IndexError, NotImplementedError) as error:
         raise ShapeError(
-            f"The model does not run on a batch of {_BATCHES[0]} inputs of shape {shape} without gradients: {error}"
+            f"The model does not run on a batch of {_BATCHES[0]} inputs of shape {shape} without gradients "
+            f"({places.failed or places.place}): {error}"
         ) from error
 
 
 def _walked(model: nn.Module, shape: tuple[int, ...], batch: int) -> Survey:
     dtype, device = kind_of_input(model)
-    names: dict[int, str] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), name)
-    walk = Walk(RULES, recognized, WHOLES, ADVICE, names)
+    walk = Walk(RULES, recognized, WHOLES, ADVICE, Places(model))
     try:
         output = walk_model(model, torch.zeros(batch, *shape, dtype=dtype, device=device), walk)
     except (RuntimeError, IndexError, NotImplementedError) as error:
         raise TraceError(
-            f"{walk.failed or walk.place} calls something on a value computed from the input that cannot be followed: "
+            f"{walk.places.failed or walk.place} calls something on a value computed from the input that cannot be followed: "
             f"{error} Call torch functions on x itself, and keep diagnostics out of forward."
         ) from error
     if not isinstance(output, Tensor):

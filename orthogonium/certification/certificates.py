@@ -4,29 +4,44 @@ Note [What is deducted]
 A radius is a margin divided by a Lipschitz constant. Both are numbers a computer has rounded:
 
 - the constant is an upper bound with the rounding of its own computation included (`LipschitzBound.slack`);
-- the logits are computed in the dtype of the model. Their error is measured against the same weights in float64 on the
-  first batch, and four times the largest deviation of a logit is taken as the error of any margin, once for the input
-  and once for its perturbation (`forward_error`). This is a measurement with a safety factor, not a proof;
+- the logits are computed in the arithmetic of the model, and so will be those of a perturbed input, on another day perhaps with
+  another batch size. The error of a difference of two logits is deducted twice, once for the input and once for its
+  perturbation (`Certificates.forward_errors`, one for each sample):
+
+  `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64, and the
+  floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A measurement with a
+  margin, not a proof. It costs about twice the inference itself. With `stride=k` only every k-th batch is measured, and its
+  largest deviation is taken for the others.
+  `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
+
 - the radius itself is rounded down.
+
+Note [Self-refutation]
+Before certificates are handed out, some of them are attacked by the certifier itself: a few gradient steps towards another
+class within 0.99 of the radius, and the samples alone, in a batch of another size. One success raises `RefutedError`.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from orthogonium.certification.bound import LipschitzBound, kind_of_input, lipschitz_bound, unwrapped
-from orthogonium.certification.radii import certified_radii, check_indices, check_logits
+from orthogonium.certification.failures import RefutedError
+from orthogonium.certification.precise import in_precision
+from orthogonium.certification.radii import check_indices, check_logits, pair_constants
+from orthogonium.certification.refutation import broken_certificates
 from orthogonium.errors import ParameterError, ShapeError
 
+Rounding = Literal["measured", "proved"]
 _DOWN = 1 - 1e-12  # more than the rounding of a distance and a quotient in float64
-_REFERENCE = 64  # samples on which the forward pass is compared with float64
+_MARGIN = 4.0  # times a measured deviation
+_ATTACKED = 64  # certificates that are attacked
 
 
 @dataclass(frozen=True)
@@ -37,14 +52,18 @@ class Certificates:
         predictions: class indices.
         labels: the true ones.
         correct: whether they agree.
-        radii: no perturbation of smaller l2 norm changes the class from the label; negative where it is wrong. The better
-            of the two below.
-        pair_radii: by the distances ‖w_i − w_j‖ of the rows of the last dense layer; None if there is none.
+        radii: no perturbation of smaller l2 norm changes the class from the label; negative where it is wrong, 0 where logits
+            are not finite. The better of the two below.
+        pair_radii: by the distances ‖w_i − w_j‖ of the rows of the last matrix; None if there is none.
         coarse_radii: by √2 times the constant of the whole model.
         eps: the radii that were asked for.
         certified_accuracy: fraction of inputs that are right and provably stay so within each `eps`.
         bound: of the whole model.
-        forward_error: deducted from every margin twice. Note [What is deducted].
+        forward_errors: of differences of logits, deducted twice. Note [What is deducted].
+        rounding: how they are known.
+        measured: fraction of the samples whose rounding was measured.
+        non_finite: number of samples with logits that are not finite.
+        attacked: number of certificates that were attacked, without success. Note [Self-refutation].
     """
 
     predictions: Tensor
@@ -56,7 +75,16 @@ class Certificates:
     eps: tuple[float, ...]
     certified_accuracy: tuple[float, ...]
     bound: LipschitzBound
-    forward_error: float
+    forward_errors: Tensor
+    rounding: str
+    measured: float
+    non_finite: int
+    attacked: int
+
+    @property
+    def forward_error(self) -> float:
+        """The largest of `forward_errors`."""
+        return float(self.forward_errors.max()) if len(self.forward_errors) else 0.0
 
     @property
     def accuracy(self) -> float:
@@ -71,28 +99,39 @@ class Certificates:
         lines = [f"{len(self.labels)} inputs, {self.bound.value:.7g}-Lipschitz", "", "      eps  certified accuracy"]
         lines += [f"{0:9.4f}  {self.accuracy:.4f} (accuracy)"]
         lines += [f"{e:9.4f}  {a:.4f}" for e, a in zip(self.eps, self.certified_accuracy, strict=True)]
-        deducted = f"Deducted: rounding of the bound {self.bound.slack:.1e}, of margins {2 * self.forward_error:.1e}."
-        return "\n".join([*lines, "", deducted])
+        share = "" if self.measured == 1 or self.rounding != "measured" else f" on {self.measured:.0%} of the samples"
+        deducted = (
+            f"Deducted: rounding of the bound {self.bound.slack:.1e}, of margins up to {2 * self.forward_error:.1e} "
+            f"({self.rounding}{share})."
+        )
+        lines += ["", deducted, f"{self.attacked} certificates were attacked, none was broken."]
+        if self.non_finite:
+            lines.append(f"{self.non_finite} inputs have logits that are infinite or NaN: nothing is certified for them.")
+        return "\n".join(lines)
 
 
 def certify(
     model: nn.Module,
     loader: Iterable[Sequence[Tensor]],
-    eps: Sequence[float] = (36 / 255, 72 / 255, 108 / 255),
+    eps: float | Sequence[float] = (36 / 255, 72 / 255, 108 / 255),
     *,
+    rounding: Rounding = "measured",
+    stride: int = 1,
     forward_error: float | None = None,
 ) -> Certificates:
     """Certified l2 radii of a classifier on data, and its certified accuracy.
 
     The constant of the model is measured (`lipschitz_bound`), so radii refer to the inputs as the loader gives them: a
     normalization inside the model is accounted for, one inside the loader is not (see `input_scaling`). If the model ends
-    in a dense layer, the distances of its rows give sharper radii.
+    in a product with a matrix, the distances of its rows give sharper radii.
 
     Args:
         model: from inputs to logits (n, classes), in eval mode.
-        loader: batches (inputs, labels), all inputs of one shape.
+        loader: batches (inputs, labels, …), all inputs of one shape; what follows the labels is ignored.
         eps: radii at which to report certified accuracy.
-        forward_error: largest error of a difference of two logits; measured by default. Note [What is deducted].
+        rounding: "measured" or "proved". Note [What is deducted].
+        stride: measure the rounding of every so many batches.
+        forward_error: largest error of a difference of two logits, if you know it better.
 
     >>> from orthogonium import certify
     >>> from orthogonium.layers import MaxMin, OrthoLinear
@@ -103,74 +142,162 @@ def certify(
     ((1.0,), True)
     """
     model = unwrapped(model)
+    radii = (eps,) if isinstance(eps, (int, float)) else tuple(eps)
+    _check(model, radii, rounding, stride, forward_error)
+    dtype, device = kind_of_input(model)
+    bound: LipschitzBound | None = None
+    shape: torch.Size | None = None
+    collected: list[_Batch] = []
+    for number, batch in enumerate(loader):
+        x, y = _fields(batch)
+        if not len(x):
+            continue
+        x = x.to(device, dtype)
+        if bound is None or shape is None:
+            shape, bound = x.shape[1:], lipschitz_bound(model, tuple(x.shape[1:]))
+        if x.shape[1:] != shape:
+            raise ShapeError(f"All inputs must have one shape: got {tuple(x.shape[1:])} after {tuple(shape)}.")
+        measure = rounding == "measured" and forward_error is None and number % stride == 0
+        collected.append(_evaluated(model, x, y, bound, measure, keep=_ATTACKED // 4))
+    if bound is None:
+        raise ParameterError("The loader gave no batch with samples.")
+    return _certificates(model, collected, bound, radii, rounding, forward_error)
+
+
+def _check(model: nn.Module, eps: tuple[float, ...], rounding: str, stride: int, forward_error: float | None) -> None:
     if any(module.training for module in model.modules()):
         raise ParameterError("A certificate is of the model as it is deployed: call model.eval() first.")
     if any(not (math.isfinite(e) and e >= 0) for e in eps):
         raise ParameterError(f"eps are finite radii ≥ 0: got {list(eps)}.")
-    dtype, device = kind_of_input(model)
-    bound: LipschitzBound | None = None
-    shape: torch.Size | None = None
-    logits, labels = [], []
-    for batch in loader:
-        x, y = _batch(batch)
-        x = x.to(device, dtype)
-        if bound is None or shape is None:
-            shape, bound = x.shape[1:], lipschitz_bound(model, tuple(x.shape[1:]))
-            forward_error = _forward_error(model, x[:_REFERENCE]) if forward_error is None else float(forward_error)
-        if x.shape[1:] != shape:
-            raise ShapeError(f"All inputs must have one shape: got {tuple(x.shape[1:])} after {tuple(shape)}.")
-        with torch.no_grad():
-            out = check_logits(model(x)).cpu().double()
-        check_indices(out, y.cpu())
-        logits.append(out)
-        labels.append(y.cpu().long())
-    if bound is None or forward_error is None:
-        raise ParameterError("The loader gave no batch.")
-    return _certificates(torch.cat(logits), torch.cat(labels), bound, tuple(eps), forward_error)
+    if rounding not in ("measured", "proved"):
+        raise ParameterError(f"rounding is 'measured' or 'proved': got {rounding!r}.")
+    if not isinstance(stride, int) or stride < 1:
+        raise ParameterError(f"stride is a number of batches, at least 1: got {stride!r}.")
+    if forward_error is not None and not (math.isfinite(forward_error) and forward_error >= 0):
+        raise ParameterError(f"forward_error is a finite error ≥ 0: got {forward_error}.")
 
 
-def _batch(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    if len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
-        raise ShapeError("A batch is a pair of tensors (inputs, labels).")
+def _fields(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    if len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch[:2]):
+        raise ShapeError("A batch begins with a pair of tensors (inputs, labels).")
     return batch[0], batch[1]
 
 
+@dataclass
+class _Batch:
+    """What is kept of a batch: outputs of all samples, and a few inputs to attack."""
+
+    logits: Tensor  # (n, classes), float64
+    labels: Tensor  # (n,)
+    norms: Tensor  # (n,), of the inputs
+    deviations: Tensor | None  # (n,), of logits from another precision
+    inputs: Tensor
+
+
+def _evaluated(model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, measure: bool, keep: int) -> _Batch:
+    with torch.no_grad():
+        logits = check_logits(model(x.clone()))
+    check_indices(logits, y.to(logits.device))
+    logits = logits.cpu().double()
+    deviations = None
+    if measure:
+        own = x.dtype
+        other = torch.float32 if own == torch.float64 else torch.float64
+        twin = in_precision(model, x, other).cpu().double()
+        ratio = torch.finfo(own).eps / torch.finfo(other).eps if own == torch.float64 else 1.0
+        deviations = (twin - logits).abs().amax(1) * ratio
+    norms = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
+    return _Batch(logits, y.cpu().long(), norms, deviations, x[:keep].clone())
+
+
 def _certificates(
-    logits: Tensor, labels: Tensor, bound: LipschitzBound, eps: tuple[float, ...], forward_error: float
+    model: nn.Module,
+    batches: list[_Batch],
+    bound: LipschitzBound,
+    eps: tuple[float, ...],
+    rounding: Rounding,
+    forward_error: float | None,
 ) -> Certificates:
-    deduction = torch.zeros_like(logits).scatter(1, labels[:, None], 2 * forward_error)
-    lowered = logits - deduction
-    tiny = torch.finfo(torch.float64).tiny
-    coarse = certified_radii(lowered, labels, "global", max(bound.value, tiny)) * _DOWN
+    logits, labels = torch.cat([b.logits for b in batches]), torch.cat([b.labels for b in batches])
+    norms = torch.cat([b.norms for b in batches])
+    errors, slope = _errors(batches, bound, norms, rounding, forward_error)
+    finite = logits.isfinite().all(1) & errors.isfinite()
+    margins = logits.gather(1, labels[:, None]) - logits - 2 * errors[:, None]
+    coarse = _smallest(margins, labels, pair_constants(labels, "global", max(bound.value, _TINY)), slope) * _DOWN
     pairs = None
-    if bound.head is not None:
-        weight = bound.head.layer.weight.detach().double().cpu()
-        pairs = certified_radii(lowered, labels, weight, max(bound.head.features_bound, tiny)) * _DOWN
+    if bound.head is not None and bound.head.weight.shape[0] == logits.shape[1]:
+        constants = pair_constants(labels, bound.head.weight, max(bound.head.features_bound, _TINY))
+        pairs = _smallest(margins, labels, constants, slope) * _DOWN
     radii = coarse if pairs is None else torch.where(coarse > 0, torch.maximum(pairs, coarse), coarse)
-    predictions = logits.argmax(dim=1)
+    coarse, radii = (torch.where(finite, r, torch.zeros_like(r)) for r in (coarse, radii))
+    pairs = None if pairs is None else torch.where(finite, pairs, torch.zeros_like(pairs))
+    predictions = logits.nan_to_num(nan=-math.inf).argmax(dim=1)
+    measured = sum(len(b.labels) for b in batches if b.deviations is not None) / len(labels)
     return Certificates(
         predictions,
         labels,
-        predictions == labels,
+        (predictions == labels) & finite,
         radii,
         pairs,
         coarse,
         eps,
         tuple(float((radii > e).double().mean()) for e in eps),
         bound,
-        forward_error,
+        errors,
+        rounding if forward_error is None else "given",
+        measured,
+        int((~finite).sum()),
+        _attacked(model, batches, radii),
     )
 
 
-def _forward_error(model: nn.Module, x: Tensor) -> float:
-    """Note [What is deducted]; float64 itself is compared with float32, and the deviation scaled to its precision."""
-    own = torch.float64 if x.dtype == torch.float64 else x.dtype
-    other = torch.float32 if own == torch.float64 else torch.float64
-    twin = copy.deepcopy(model)
-    for module in twin.modules():
-        for name in list(getattr(module, "parametrizations", ())):
-            parametrize.remove_parametrizations(module, name)  # the same weights, not weights built anew
-    twin.to(other)
-    with torch.no_grad():
-        deviation = float((twin(x.to(other)).double() - model(x).double()).abs().max())
-    return 4 * deviation * (torch.finfo(own).eps / torch.finfo(other).eps if own == torch.float64 else 1.0)
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def _errors(
+    batches: list[_Batch], bound: LipschitzBound, norms: Tensor, rounding: Rounding, given: float | None
+) -> tuple[Tensor, float]:
+    """Errors of differences of logits at the inputs, and by how much they may grow with the distance to them."""
+    if given is not None:
+        return torch.full_like(norms, given), 0.0
+    constant, slope = bound.error.proved if rounding == "proved" else bound.error.floor
+    along = math.sqrt(2) * (constant + slope * norms)  # of two logits, by the norm of the error of all
+    if rounding == "measured":
+        largest = max(float(b.deviations.nan_to_num(nan=math.inf).max()) for b in batches if b.deviations is not None)
+        measured = [b.deviations if b.deviations is not None else torch.full_like(b.norms, largest) for b in batches]
+        along = along + _MARGIN * torch.cat(measured).nan_to_num(nan=math.inf)
+    return along, math.sqrt(2) * slope
+
+
+def _smallest(margins: Tensor, labels: Tensor, constants: float | Tensor, slope: float) -> Tensor:
+    """`min_j margin_j/(L_j + slope)` over the other classes; equal rows of a head never change their order."""
+    constants = torch.as_tensor(constants, dtype=torch.float64).expand(margins.shape) + slope
+    radii = torch.where(constants > 0, margins / constants.clamp_min(_TINY), torch.copysign(torch.full_like(margins, math.inf), margins))
+    radii = torch.where((constants <= 0) & (margins <= 0), torch.minimum(margins, torch.zeros_like(margins)), radii)
+    return radii.scatter(1, labels[:, None], math.inf).amin(1)
+
+
+def _attacked(model: nn.Module, batches: list[_Batch], radii: Tensor) -> int:
+    """Note [Self-refutation]: attack some certificates, of different batches; the number of them."""
+    chosen: list[tuple[Tensor, int, float, int]] = []
+    first = 0
+    share = max(1, -(-_ATTACKED // len(batches)))
+    for batch in batches:
+        own = radii[first : first + len(batch.inputs)]
+        claimed = (own > 0).nonzero().flatten()[:share].tolist()
+        chosen += [(batch.inputs[i], int(batch.labels[i]), float(own[i]), first + i) for i in claimed]
+        first += len(batch.labels)
+    chosen = chosen[:: max(1, len(chosen) // _ATTACKED)][:_ATTACKED]
+    if not chosen:
+        return 0
+    x = torch.stack([c[0] for c in chosen])
+    labels, around = torch.tensor([c[1] for c in chosen]), torch.tensor([c[2] for c in chosen], dtype=torch.float64)
+    broken, distances = broken_certificates(model, x, labels, around)
+    if bool(broken.any()):
+        i = int(broken.nonzero()[0])
+        raise RefutedError(
+            f"Sample {chosen[i][3]} changes its class at distance {float(distances[i]):.6g}, but {chosen[i][2]:.6g} was to be "
+            f"certified ({int(broken.sum())} of {len(chosen)} that were attacked): some part of the model is not what it seems "
+            "to be. Nothing is certified."
+        )
+    return len(chosen)

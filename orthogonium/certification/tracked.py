@@ -59,8 +59,6 @@ class Tracked(Followed):
     memory: Memory
     walk: Walk
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
     @staticmethod
     def __new__(cls, inner: Tensor, memory: Memory, walk: Walk) -> Tracked:
         """A tensor of the shape of `inner`."""
@@ -86,14 +84,20 @@ class Tracked(Followed):
             )
         return func(*plain(args), **plain(kwargs or {}))
 
-    @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        """The same memory, as torch has it."""
-        return self.detach()
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Nothing is followed here; but `x.data = y` exchanges the memory of a tensor without an operator."""
+        if getattr(func, "__name__", "") == "__set__":
+            raise TraceError("x.data = … on a value computed from the input is not followed. Use x.copy_(…), or a new tensor.")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
-    @data.setter
-    def data(self, _: Tensor) -> None:
-        raise TraceError("x.data = … on a value computed from the input is not followed. Use x.copy_(…), or a new tensor.")
+    def _no_memory(self, *_: Any, **__: Any) -> Any:
+        raise TraceError(
+            "A value computed from the input has no memory to share while its constants are followed. Use torch functions."
+        )
+
+    __dlpack__ = __array__ = data_ptr = share_memory_ = __reduce_ex__ = as_subclass = _no_memory
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Tracked({tuple(self.shape)}, {self.dtype})"

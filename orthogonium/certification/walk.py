@@ -20,15 +20,13 @@ whole if it is the very function that the theorem is about: of a class of ours, 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -38,6 +36,7 @@ from orthogonium.certification.rounding import Error, unit_roundoff
 from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
 from orthogonium.certification.tracked import Memories, Tracked, plain
 from orthogonium.certification.values import Base
+from orthogonium.layers.constrained import Constraint, Guarantee
 
 _GENERAL = "Use operations with a bound, or divide the model so that this one lies outside."
 
@@ -73,7 +72,7 @@ class Walk(TorchDispatchMode):
         patterns: what is known of several operators together; None where nothing is.
         wholes: what is known of functions that are taken as a whole.
         advice: reason and remedy for operators without a rule, by name.
-        names: of modules, by identity.
+        places: which module is running.
     """
 
     def __init__(
@@ -82,17 +81,16 @@ class Walk(TorchDispatchMode):
         patterns: Callable[[Call, Any], Any],
         wholes: dict[Any, Callable[..., Any]],
         advice: dict[str, tuple[str, str]],
-        names: dict[int, str],
+        places: Places,
     ) -> None:
         super().__init__()
-        self.rules, self.patterns, self.wholes, self.advice, self.names = rules, patterns, wholes, advice, names
+        self.rules, self.patterns, self.wholes, self.advice, self.places = rules, patterns, wholes, advice, places
         self.bases: list[Base] = []
         self.memories = Memories()
         self.steps: list[Step] = []
         self.unbounded: list[Unbounded] = []
-        self.stack: list[nn.Module] = []
+        self.marks: list[int] = []  # number of steps when the running modules were entered
         self.measured: list[Any] = []  # spectra of constants, with the constants they belong to
-        self.failed = ""
         self.paused = False
 
     # ── places ──
@@ -100,14 +98,38 @@ class Walk(TorchDispatchMode):
     @property
     def module(self) -> nn.Module | None:
         """The module that is running."""
-        return self.stack[-1] if self.stack else None
+        return self.places.running[-1] if self.places.running else None
 
     @property
     def place(self) -> str:
         """Its name."""
-        if not self.stack:
-            return "(model)"
-        return self.names.get(id(self.stack[-1]), f"(unregistered {type_name(self.stack[-1])})") or "(model)"
+        return self.places.place
+
+    def entered(self) -> None:
+        """A module begins."""
+        self.marks.append(len(self.steps))
+
+    def left(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A module ends: the arithmetic of a layer of ours is one step of the report; the steps of its parts stay."""
+        first = self.marks.pop()
+        guarantee = getattr(module, "guarantee", None)
+        source = next((t for t in args if isinstance(t, Tracked) and not t.constant), None)
+        if not isinstance(guarantee, Guarantee) or source is None or not isinstance(output, Tracked) or output.constant:
+            return
+        place = self.place
+        own = [s for s in self.steps[first:] if s.place == place and s.kind == "constant"]
+        with self.pause():
+            before, after = source.form().bound, output.form().bound
+        if not own or not 0 < before < math.inf or math.isinf(after):
+            return
+        self.steps[first:] = [s for s in self.steps[first:] if s not in own]
+        itself = any(s.place == place for s in self.steps[first:])
+        factor = after / before
+        name = f"hook of {type_name(module)}" if itself else type_name(module)
+        leaf = not any(name != "parametrizations" for name, _ in module.named_children())
+        broken = f"Its guarantee is broken: as it runs, hooks included, it is {factor:.6g}-Lipschitz at most."
+        warnings = (broken,) if leaf and factor > 1 + 1e-4 else ()
+        self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
 
     # ── tensors ──
 
@@ -467,31 +489,57 @@ def _untouched(module: nn.Module) -> bool:
     return False
 
 
-@contextmanager
-def _named(walk: Walk) -> Iterator[None]:
-    """Modules give their names to the report, by torch's global hooks; of this thread only."""
-    thread = threading.get_ident()
+class Places:
+    """Which module is running, by hooks on all of them: before their own, and after."""
 
-    def enter(module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == thread and not walk.paused:
-            walk.stack.append(module)
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names: dict[int, str] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            self.names.setdefault(id(module), name)
+        self.running: list[nn.Module] = []
+        self.failed = ""  # the innermost module that raised
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == thread and not walk.paused and walk.stack and walk.stack[-1] is module:
+    @property
+    def place(self) -> str:
+        """Name of the module that is running."""
+        return self.names[id(self.running[-1])] or "(model)" if self.running else "(model)"
+
+    @contextmanager
+    def followed(self, entered: Callable[..., None] | None = None, left: Callable[..., None] | None = None) -> Iterator[None]:
+        """While the model runs; `left(module, args, output)` is called before a module is left."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self.running.append(module)
+            if entered is not None:
+                entered()
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
             if output is None:
-                walk.failed = walk.failed or walk.place
-            walk.stack.pop()
+                self.failed = self.failed or self.place
+            elif left is not None:
+                left(module, args, output)
+            self.running.pop()
 
-    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        hooks = []
+        for module in self.model.modules():
+            if not isinstance(module, (torch.jit.ScriptModule, Constraint, parametrize.ParametrizationList)):
+                hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+                hooks.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """While what `torch.compile` has made runs as it was written."""
+    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
+    return nullcontext() if stance is None else stance("force_eager")
 
 
 def walk_model(model: nn.Module, zeros: Tensor, walk: Walk) -> Any:
     """Run `model` on zeros (batch, …) under the walk."""
-    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    with torch.no_grad(), nullcontext() if stance is None else stance("force_eager"), _named(walk), walk:
+    with torch.no_grad(), as_written(), walk.places.followed(walk.entered, walk.left), walk:
         return model(walk.input(zeros))

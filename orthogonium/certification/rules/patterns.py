@@ -221,7 +221,7 @@ def _softsign(call: Call) -> Effect | None:
     absolute = next((b.origin for b in bases if isinstance(b.origin, Sloped)), None)
     if absolute is None or absolute.func is not aten.abs.default or not _same(x, absolute.codes):
         return None
-    if not torch.equal(below.codes, _codes_of(bases[0])):
+    if not torch.equal(below.codes, codes_of(bases[0])):
         return None
     low = float(below.shift.min())
     if not low > 0:
@@ -231,7 +231,7 @@ def _softsign(call: Call) -> Effect | None:
     return Effect((x.form().scaled(steepest**2),), call.merged(x), call.rounded(4.0), origin)
 
 
-def _codes_of(base: Base) -> Tensor:
+def codes_of(base: Base) -> Tensor:
     """The sources of the tensor that a base is."""
     flat = torch.arange(1 + sum((n - 1) * s for n, s in zip(base.shape, base.stride, strict=True)), dtype=torch.float64)
     return flat.as_strided(base.shape, base.stride) + (1 + base.number * 2.0**32)
@@ -250,9 +250,9 @@ def _projected(call: Call) -> Effect | None:
     norm = None if norm_base is None else norm_base.origin
     if not isinstance(norm, Reduced) or norm.func is not aten.linalg_vector_norm.default or not norm.keepdim:
         return None
-    if not torch.equal(clamp.codes, _codes_of(norm_base)) or not _same(x, norm.codes):  # type: ignore[arg-type]
+    if not torch.equal(clamp.codes, codes_of(norm_base)) or not _same(x, norm.codes):  # type: ignore[arg-type]
         return None
-    if not torch.equal(y.codes, _codes_of(base).expand(y.shape)) or norm.settings["ord"] != 2:
+    if not torch.equal(y.codes, codes_of(base).expand(y.shape)) or norm.settings["ord"] != 2:
         return None
     least = float(clamp.settings["min"] or 0)
     if not least > 0 or clamp.settings.get("max") is not None:

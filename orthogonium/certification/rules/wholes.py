@@ -8,13 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthogonium.certification.rules.call import NOT_FINITE, Effect, NoBound
+from orthogonium.certification.block_constant import block_constant
+from orthogonium.certification.block_kernels import NoBoundError
+from orthogonium.certification.rounding import ULPS, product_roundoff, sum_roundoff, unit_roundoff
+from orthogonium.certification.rules.arithmetic import Scale
+from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound
+from orthogonium.certification.rules.entrywise import Sloped
 from orthogonium.certification.rules.linear import Transposed, measured
-from orthogonium.certification.rounding import ULPS
+from orthogonium.certification.rules.patterns import codes_of
 from orthogonium.certification.tracked import Tracked
 from orthogonium.layers.activations.elementwise import absolute, concatenated_relu, n_activation
 from orthogonium.layers.activations.householder import householder, householder_order_2
 from orthogonium.layers.activations.sorting import group_sort, max_min, relu_max_min
+from orthogonium.layers.block import DenseBlock
+from orthogonium.layers.conv.block import ConvBlock
 from orthogonium.layers.conv.padding import unwrap
 
 _SEVERAL = ("It depends on several values, or on one as a setting.", "Use constants for all but the input.")
@@ -99,13 +106,92 @@ def _extended(x: Tracked, base: Any) -> bool:
         if codes.shape[axis] < n:
             return False
         codes = codes.narrow(axis, 0, n)
-    flat = torch.arange(math.prod(base.shape), dtype=torch.float64).as_strided(base.shape, base.stride)
     rest = x.inner[x.codes == 0]
-    same = torch.equal(codes, flat + (1 + base.number * 2.0**32))
+    same = torch.equal(codes, codes_of(base))
     return same and int((x.codes > 0).sum()) == codes.numel() and not bool((rest != 0).any())
 
 
+def block(call: Any) -> Any:
+    """A block of ours: from the kernels it holds and the slopes of the activation it calls."""
+    layer, x = call.args
+    if not isinstance(x, Tracked) or x.constant:
+        return NotImplemented
+    dense = isinstance(layer, DenseBlock)
+    if not dense and x.dim() != layer.dims + 2:
+        return NotImplemented
+    inner = layer.packing.shapes[0][0]
+    slopes = _slopes(call.walk, layer.activation, (2, inner) if dense else (2, inner, *[4] * layer.dims), x)
+    try:
+        found = block_constant(layer, tuple(x.shape[1:]), slopes)
+    except NoBoundError as error:
+        raise NoBound(str(error), "Look for diverged training, or for who changed the block.") from error
+    owner = call.together(x, [x.dim() - 1] if dense else range(1, x.dim()))
+    owner = None if owner is None else owner.expand(call.output.shape)
+    step = {"kind": "upper", "factor": found.value, "sigma_max": found.value, "method": found.method} | _named(call)
+    if found.value > 1 + 1e-4:
+        step["warnings"] = (f"Its guarantee is broken: from its kernels and activation it is {found.value:.6g}-Lipschitz at most.",)
+    # Both products of the branch, their rounding by absolute values.
+    a, c, *skip = (_absolute(k, layer) for k in layer.packing.unpack(layer.weight.detach()))
+    terms = max(math.prod(shape[1:]) for shape in layer.packing.shapes) + 8
+    unit = sum_roundoff(terms, unit_roundoff(x.dtype), product_roundoff(x.dtype, x.device, not dense))
+    read = unit * (2 * a * c * max(-slopes[0], slopes[1]) + (skip[0] if skip else 1.0))
+    local = Local(read, call.rounded(4.0).written)
+    return Effect((x.form().scaled(found.value**2 * (1 + 1e-15)),), owner, local, None, step)
+
+
+def _absolute(kernel: Tensor, layer: Any) -> float:
+    """Norm of the absolute values of a kernel, from above."""
+    a = kernel.double().abs().flatten(2) if kernel.dim() > 2 else kernel.double().abs()[..., None]
+    return math.sqrt(float(a.sum((1, 2)).amax()) * float(a.sum((0, 2)).amax())) if a.numel() else 0.0
+
+
+def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> tuple[float, float]:
+    """The range of slopes of an activation as it is called, hooks included: a function of each entry alone."""
+    module = activation if isinstance(activation, nn.Module) else _Function(activation)
+    places = type(walk.places)(module)
+    inner = type(walk)(walk.rules, walk.patterns, {}, walk.advice, places)
+    probe = inner.input(torch.zeros(shape, dtype=x.dtype, device=x.device))
+    with places.followed(), inner:
+        y = module(probe)
+    low = high = 1.0
+    if not isinstance(y, Tracked) or y.constant or inner.unbounded:
+        reason = inner.unbounded[0].reason if inner.unbounded else "It does not depend on its input."
+        raise NoBound(f"Its activation has no bounded slopes: {reason}", "Use one of those the block accepts at construction.")
+    codes = y.codes
+    while True:
+        base = inner.bases[int((float(codes.reshape(-1)[0]) - 1) // 2**32)]
+        if not torch.equal(codes, codes_of(base).reshape(codes.shape) if codes.numel() == math.prod(base.shape) else codes + 1):
+            break
+        if base.number == 0:
+            return low, high
+        if isinstance(base.origin, Sloped):
+            slopes = base.origin.slopes
+        elif isinstance(base.origin, Scale):
+            slopes = float(base.origin.coefficient.min()), float(base.origin.coefficient.max())
+        else:
+            break
+        ends = [a * b for a in (low, high) for b in slopes]
+        low, high, codes = min(ends), max(ends), base.origin.codes
+    raise NoBound(
+        "Its activation is not a function of each entry alone with known slopes.",
+        "Use one of those the block accepts at construction.",
+    )
+
+
+class _Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, fn: Any) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fn(x)
+
+
 WHOLES: dict[Any, Any] = {
+    DenseBlock.forward: block,
+    ConvBlock.forward: block,
     max_min: isometric(0.0, 1),
     relu_max_min: isometric(2.0, 1),
     group_sort: isometric(0.0, 2),
