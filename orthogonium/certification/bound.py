@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -21,7 +21,9 @@ from orthogonium.certification.tracked import Tracked, owner_of_positions
 from orthogonium.certification.values import Base
 from orthogonium.certification.walk import Places, Step, Walk, as_written, walk_model
 from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.spectral import steepest_quotient
 
+_NOISE = 64.0  # units in the last place that an evaluation may be off by, relative to input and output
 _BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and constants may not depend on their number
 
 
@@ -201,8 +203,30 @@ def _by_position(base: Base, x: Tensor) -> Tensor:
 
 
 def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tuple[float, str | None]:
-    """The steepest secant found, and what it says against the bound, if it does."""
-    return 0.0, None
+    """The largest quotient of distances that ascent finds, and what it says against the bound, if it does."""
+    model = unwrapped(model)
+    dtype, device = kind_of_input(model)
+    noise = _NOISE * torch.finfo(dtype).eps
+    with unchanged(model), as_written():
+        for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
+            found = steepest_quotient(
+                _copied(model), sample_shape(input_shape), dtype=dtype, device=device, scales=scales, noise=noise
+            )
+            if found.finite:
+                break
+    if not found.finite:
+        return math.inf, "Its output is infinite or NaN for an input of ordinary size."
+    if not found.lower > bound * (1 + noise) + torch.finfo(dtype).tiny:
+        return found.value, None
+    return found.value, (
+        f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is not "
+        "what it seems to be. Custom functions in C++ do this."
+    )
+
+
+def _copied(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model on a copy of its input, which it may change in place."""
+    return lambda x: model(x * 1)
 
 
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:

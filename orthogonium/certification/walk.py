@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from orthogonium.certification.failures import TraceError, Unbounded
 from orthogonium.certification.rounding import Error, unit_roundoff
-from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
+from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Jump, NoBound
 from orthogonium.certification.tracked import Memories, Tracked, plain
 from orthogonium.certification.values import Base
 from orthogonium.layers.constrained import Constraint, Guarantee
@@ -127,7 +127,7 @@ class Walk(TorchDispatchMode):
         factor = after / before
         name = f"hook of {type_name(module)}" if itself else type_name(module)
         leaf = not any(name != "parametrizations" for name, _ in module.named_children())
-        broken = f"Its guarantee is broken: as it runs, hooks included, it is {factor:.6g}-Lipschitz at most."
+        broken = f"Its guarantee is broken: with its forward hooks, as it runs, it is {factor:.6g}-Lipschitz at most."
         warnings = (broken,) if leaf and factor > 1 + 1e-4 else ()
         self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
 
@@ -246,6 +246,8 @@ class Walk(TorchDispatchMode):
                 name = call.name
                 reason, remedy = self.advice.get(name, ("No Lipschitz constant is known.", _GENERAL))
                 raise NoBound(reason, remedy)
+            if not getattr(rule, "any_constant", False):
+                _check_constants(call)
             effects = rule(call)
             if isinstance(effects, Tracked):
                 return effects
@@ -423,6 +425,15 @@ _READS = {
     _aten._unique2.default: "unique",
     _aten.bincount.default: "bincount",
 }
+
+
+def _check_constants(call: Call) -> None:
+    """Weights that are infinite or NaN make no function."""
+    for t in tree_leaves((call.args, call.kwargs)):
+        if isinstance(t, Tensor) and not (isinstance(t, Tracked) and not t.constant):
+            inner = t.inner if isinstance(t, Tracked) else t
+            if inner.is_floating_point() and not bool(inner.isfinite().all()):
+                raise NoBound(*NOT_FINITE)
 
 
 def _has_memory(t: Tensor) -> bool:

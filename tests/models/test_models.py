@@ -36,7 +36,7 @@ def constant(bound, name):
     """Of the whole model, or of everything before a head whose rows have norm 1."""
     if name not in CLASSWISE:
         return bound.value
-    assert bound.head.layer.weight.norm(dim=1).max() <= 1 + 1e-5
+    assert bound.head.weight.norm(dim=1).max() <= 1 + 1e-5
     return bound.head.features_bound
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rules.call import Call, Effect, NoBound
+from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, NoBound
 from orthogonium.certification.tracked import Tracked
 
 aten = torch.ops.aten
@@ -52,6 +52,8 @@ def summed(call: Call) -> Effect:
     """`x ± α·y`: constants add; a constant operand only translates."""
     x, y, given = call["self"], call["other"], call.given.get("alpha")
     alpha = 1.0 if given is None else float(given)
+    if not math.isfinite(alpha):
+        raise NoBound(*NOT_FINITE)
     if call.func in _REVERSED:
         x, y = y, x
     values = [(t, f) for t, f in ((x, 1.0), (y, alpha)) if _is_value(t)]

@@ -101,6 +101,9 @@ def put(call: Call) -> Tracked:
     return moved(call)
 
 
+for _rule in (moved, copied, filled, of_shape, put):  # constants beside values may be anything
+    _rule.any_constant = True  # type: ignore[attr-defined]
+
 MOVES = [
     aten.cat.default, aten.stack.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.rot90.default,
     aten.tril.default, aten.triu.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default,

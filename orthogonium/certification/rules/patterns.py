@@ -294,15 +294,19 @@ def _chosen(call: Call) -> Effect | None:
 
 def _affine(x: Any, codes: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
     """Slope and constant of `x` as an affine function of the entries `codes`, entry by entry."""
-    zeros = torch.zeros(shape, dtype=torch.float64)
+    slope = torch.zeros(shape, dtype=torch.float64)
     if not _is_value(x):
-        return zeros, _inner(x).expand(shape)
-    if x.shape == shape and torch.equal(x.codes, codes):
-        return zeros + 1, zeros
-    scale = _origin(x, Scale)
-    if scale is None or not torch.equal(scale.codes.expand(shape), codes):
-        return None
-    return scale.coefficient.expand(shape), scale.shift.expand(shape)
+        return slope, _inner(x).expand(shape)
+    slope, constant, own = slope + 1, slope, x.codes.expand(shape)
+    while not torch.equal(own, codes):
+        if not own.numel() or not bool((own > 0).all()):
+            return None
+        base = x.walk.bases[int((float(own.reshape(-1)[0]) - 1) // 2**32)]
+        if not isinstance(base.origin, Scale) or tuple(base.shape) != tuple(shape) or not torch.equal(own, codes_of(base)):
+            return None
+        slope, constant = slope * base.origin.coefficient, constant + slope * base.origin.shift
+        own = base.origin.codes.expand(shape)
+    return slope, constant
 
 
 _PATTERNS: dict[Any, tuple[Any, ...]] = {

@@ -119,6 +119,8 @@ def block(call: Any) -> Any:
     dense = isinstance(layer, DenseBlock)
     if not dense and x.dim() != layer.dims + 2:
         return NotImplemented
+    if not all(bool(t.isfinite().all()) for t in layer.parameters()):
+        raise NoBound(*NOT_FINITE)
     inner = layer.packing.shapes[0][0]
     slopes = _slopes(call.walk, layer.activation, (2, inner) if dense else (2, inner, *[4] * layer.dims), x)
     try:
