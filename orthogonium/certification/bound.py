@@ -16,9 +16,10 @@ from orthogonium.certification.rounding import Error
 from orthogonium.certification.rules import ADVICE, RULES, WHOLES, recognized
 from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.linear import Dense
+from orthogonium.certification.rules.movement import BESIDE_ANY_CONSTANT
 from orthogonium.certification.state import unchanged
 from orthogonium.certification.tracked import Tracked, owner_of_positions
-from orthogonium.certification.values import Base
+from orthogonium.certification.values import Base, largest
 from orthogonium.certification.walk import Places, Step, Walk, as_written, walk_model
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.spectral import steepest_quotient
@@ -134,13 +135,13 @@ def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
 
 def _walked(model: nn.Module, shape: tuple[int, ...], batch: int) -> Survey:
     dtype, device = kind_of_input(model)
-    walk = Walk(RULES, recognized, WHOLES, ADVICE, Places(model))
+    walk = Walk(RULES, recognized, WHOLES, ADVICE, Places(model), BESIDE_ANY_CONSTANT)
     try:
         output = walk_model(model, torch.zeros(batch, *shape, dtype=dtype, device=device), walk)
     except (RuntimeError, IndexError, NotImplementedError) as error:
         raise TraceError(
-            f"{walk.places.failed or walk.place} calls something on a value computed from the input that cannot be followed: "
-            f"{error} Call torch functions on x itself, and keep diagnostics out of forward."
+            f"{walk.places.failed or walk.place} does something with a value computed from the input that cannot be "
+            f"followed: {error} Call torch functions on x itself, and keep diagnostics out of forward."
         ) from error
     if not isinstance(output, Tensor):
         raise TraceError(
@@ -158,10 +159,10 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int) -> Survey:
                 f"The model returns {tuple(output.shape)} for a batch of {batch}: keep the samples in front, and apart."
             )
     form = output.form()
-    error = Error()
+    rounding = Error()
     for base, w in form.items():
-        error = error.plus(base.error.scaled(math.sqrt(float(w.max()) if isinstance(w, Tensor) else w)))
-    return Survey(form.bound, tuple(walk.steps), tuple(walk.unbounded), _head(output, walk), error)
+        rounding = rounding.plus(base.error.scaled(math.sqrt(largest(w))))
+    return Survey(form.bound, tuple(walk.steps), tuple(walk.unbounded), _head(output, walk), rounding)
 
 
 def _in_order(output: Tracked, batch: int) -> bool:

@@ -4,21 +4,22 @@ Note [What is deducted]
 A radius is a margin divided by a Lipschitz constant. Both are numbers a computer has rounded:
 
 - the constant is an upper bound with the rounding of its own computation included (`LipschitzBound.slack`);
-- the logits are computed in the arithmetic of the model, and so will be those of a perturbed input, on another day perhaps with
-  another batch size. The error of a difference of two logits is deducted twice, once for the input and once for its
+- the logits are computed in the arithmetic of the model, and so will be those of a perturbed input, on another day
+  perhaps with another batch size. The error of a difference of two logits is deducted twice, once for the input and
+  once for its
   perturbation (`Certificates.forward_errors`, one for each sample):
 
-  `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64, and the
-  floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A measurement with a
-  margin, not a proof. It costs about twice the inference itself. With `stride=k` only every k-th batch is measured, and its
-  largest deviation is taken for the others.
+  `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64,
+  and the floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A measurement
+  with a margin, not a proof. It costs about twice the inference itself. With `stride=k` only every k-th batch is
+  measured, and its largest deviation is taken for the others.
   `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
 
 - the radius itself is rounded down.
 
-Note [Self-refutation]
-Before certificates are handed out, some of them are attacked by the certifier itself: a few gradient steps towards another
-class within 0.99 of the radius, and the samples alone, in a batch of another size. One success raises `RefutedError`.
+Note [Self-refutation] Before certificates are handed out, some of them are attacked by the certifier itself: a few
+gradient steps towards another class within 0.99 of the radius, and the samples alone, in a batch of another size. One
+success raises `RefutedError`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Certificates:
         predictions: class indices.
         labels: the true ones.
         correct: whether they agree.
-        radii: no perturbation of smaller l2 norm changes the class from the label; negative where it is wrong, 0 where logits
-            are not finite. The better of the two below.
+        radii: no perturbation of smaller l2 norm changes the class from the label; negative where it is wrong, 0 where
+            logits are not finite. The better of the two below.
         pair_radii: by the distances ‖w_i − w_j‖ of the rows of the last matrix; None if there is none.
         coarse_radii: by √2 times the constant of the whole model.
         eps: the radii that were asked for.
@@ -106,7 +107,9 @@ class Certificates:
         )
         lines += ["", deducted, f"{self.attacked} certificates were attacked, none was broken."]
         if self.non_finite:
-            lines.append(f"{self.non_finite} inputs have logits that are infinite or NaN: nothing is certified for them.")
+            lines.append(
+                f"{self.non_finite} inputs have logits that are infinite or NaN: nothing is certified for them."
+            )
         return "\n".join(lines)
 
 
@@ -121,9 +124,9 @@ def certify(
 ) -> Certificates:
     """Certified l2 radii of a classifier on data, and its certified accuracy.
 
-    The constant of the model is measured (`lipschitz_bound`), so radii refer to the inputs as the loader gives them: a
-    normalization inside the model is accounted for, one inside the loader is not (see `input_scaling`). If the model ends
-    in a product with a matrix, the distances of its rows give sharper radii.
+    The constant of the model is measured (`lipschitz_bound`), so radii refer to the inputs as the loader gives them:
+    a normalization inside the model is accounted for, one inside the loader is not (see `input_scaling`). If the
+    model ends in a product with a matrix, the distances of its rows give sharper radii.
 
     Args:
         model: from inputs to logits (n, classes), in eval mode.
@@ -272,7 +275,9 @@ def _errors(
 def _smallest(margins: Tensor, labels: Tensor, constants: float | Tensor, slope: float) -> Tensor:
     """`min_j margin_j/(L_j + slope)` over the other classes; equal rows of a head never change their order."""
     constants = torch.as_tensor(constants, dtype=torch.float64).expand(margins.shape) + slope
-    radii = torch.where(constants > 0, margins / constants.clamp_min(_TINY), torch.copysign(torch.full_like(margins, math.inf), margins))
+    radii = torch.where(
+        constants > 0, margins / constants.clamp_min(_TINY), torch.copysign(torch.full_like(margins, math.inf), margins)
+    )
     radii = torch.where((constants <= 0) & (margins <= 0), torch.minimum(margins, torch.zeros_like(margins)), radii)
     return radii.scatter(1, labels[:, None], math.inf).amin(1)
 
@@ -296,8 +301,8 @@ def _attacked(model: nn.Module, batches: list[_Batch], radii: Tensor) -> int:
     if bool(broken.any()):
         i = int(broken.nonzero()[0])
         raise RefutedError(
-            f"Sample {chosen[i][3]} changes its class at distance {float(distances[i]):.6g}, but {chosen[i][2]:.6g} was to be "
-            f"certified ({int(broken.sum())} of {len(chosen)} that were attacked): some part of the model is not what it seems "
-            "to be. Nothing is certified."
+            f"Sample {chosen[i][3]} changes its class at distance {float(distances[i]):.6g}, but {chosen[i][2]:.6g} was to "
+            f"be certified ({int(broken.sum())} of {len(chosen)} that were attacked): some part of the model is not what "
+            "it seems to be. Nothing is certified."
         )
     return len(chosen)

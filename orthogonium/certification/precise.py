@@ -1,7 +1,7 @@
 """The same computation in another precision: what a model gives in float64, whatever dtypes its code names.
 
-A `Precise` tensor says that it has the dtype it would have had, and computes in another one: casts change what it says and not
-its digits, parameters are converted where they are read. So the code of the model runs as it is written.
+A `Precise` tensor says that it has the dtype it would have had, and computes in another one: casts change what it
+says and not its digits, parameters are converted where they are read. So the code of the model runs as it is written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Precise(Tensor):
     """A tensor with the digits of `inner`."""
 
-    inner: Tensor
+    digits: Tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: Tensor, dtype: torch.dtype) -> Precise:
         """A tensor that says it has this dtype."""
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -34,28 +34,32 @@ class Precise(Tensor):
             dtype=dtype,
             device=inner.device,
         )
-        self.inner = inner
+        self.digits = inner
         return self
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Precise({self.inner!r}, as {self.dtype})"
+        return f"Precise({self.digits!r}, as {self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run `func` on the digits, and on mere shapes for the dtypes."""
         kwargs = kwargs or {}
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-        dtype = next(t.inner.dtype for t in leaves if isinstance(t, Precise))
+        dtype = next(t.digits.dtype for t in leaves if isinstance(t, Precise))
         meta = tree_map_only(Tensor, _shape_only, (args, kwargs))
         said = func(*meta[0], **_on_meta(meta[1])) if func not in _NUMBERS else None
 
-        written = {id(value) for a, value in _named(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write}
+        written = {
+            id(value) for a, value in _named(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write
+        }
 
         def digits(x: Any) -> Any:
             if id(x) in written and not isinstance(x, Precise):
                 return x  # a tensor from outside, which keeps its dtype
             if isinstance(x, Precise):
-                return x.inner
+                return x.digits
             if isinstance(x, Tensor) and x.dtype in _FLOATING:
                 return x.to(dtype)
             return dtype if isinstance(x, torch.dtype) and x in _FLOATING else x
@@ -63,7 +67,7 @@ class Precise(Tensor):
         output = func(*tree_map(digits, args), **tree_map(digits, kwargs))
         if said is None:
             return output
-        same = {id(t.inner): t for t in leaves if isinstance(t, Precise)}
+        same = {id(t.digits): t for t in leaves if isinstance(t, Precise)}
         kinds = iter(t.dtype for t in torch.utils._pytree.tree_leaves(said) if isinstance(t, Tensor))
 
         def wrapped(t: Tensor) -> Tensor:
@@ -113,4 +117,4 @@ def in_precision(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
     """`model(x)` as computed in `dtype`, with the same parameters."""
     with torch.no_grad(), _NewTensors(dtype):
         output = model(Precise(x.to(dtype), x.dtype))
-    return output.inner if isinstance(output, Precise) else output
+    return output.digits if isinstance(output, Precise) else output

@@ -1,17 +1,17 @@
 """How far a computed tensor may be from the one exact arithmetic would give.
 
-Note [Rounding along the walk]
-Each tensor of a network carries bounds `a + b‖x‖` of two things, for an input x: its norm (the norm at 0, and the Lipschitz
-constant times ‖x‖), and the norm of its error. An operation passes errors on by its Lipschitz constant and adds its own:
+Note [Rounding along the walk] Each tensor of a network carries bounds `a + b‖x‖` of two things, for an input x: its
+norm (the norm at 0, and the Lipschitz constant times ‖x‖), and the norm of its error. An operation passes errors on
+by its Lipschitz constant and adds its own:
 
 - *proved*: `κ·u` times the norms it reads and writes, u the unit roundoff of the arithmetic in use. For sums of k products
-  κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of summation,
-  blocked or fused; for elementary functions it is a small number of units in the last place;
+  κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of
+  summation, blocked or fused; for elementary functions it is a small number of units in the last place;
 - *floor*: u times the norm it writes, once. No arithmetic that rounds does better on inputs in general, whatever a
   measurement at one input says.
 
-What is assumed of the arithmetic: each basic operation is within one rounding of the exact result, and elementary functions
-(exp, tanh, erf, …) within `ULPS` units in the last place.
+What is assumed of the arithmetic: each basic operation is within one rounding of the exact result, and elementary
+functions (exp, tanh, erf, …) within `ULPS` units in the last place.
 """
 
 from __future__ import annotations

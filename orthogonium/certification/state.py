@@ -17,7 +17,8 @@ from orthogonium.layers.constrained import Constraint
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put parameters, buffers, attributes and the random generator back afterwards.
 
-    Meanwhile parameters ask for no gradient and constraints are in eval mode, so that constrained weights are built once.
+    Meanwhile parameters ask for no gradient and constraints are in eval mode, so that constrained weights are built
+    once.
     """
     modules = list(model.modules())
     tensors = [*model.parameters(), *model.buffers()]
@@ -30,16 +31,16 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     try:
         for p in asking:
             p.requires_grad_(False)
-        for m in training:
-            m.training = False
+        for constraint in training:
+            constraint.training = False
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
     finally:
         for m, state in attributes:
             m.__dict__.clear()
             m.__dict__.update(state)
-        for m in training:
-            m.training = True
+        for constraint in training:
+            constraint.training = True
         with torch.no_grad():
             for t, own, content in contents:
                 if t.data_ptr() != own.data_ptr():

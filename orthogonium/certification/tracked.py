@@ -1,11 +1,11 @@
 """Tensors without values of their own, that know which entries of which bases they consist of.
 
-Note [Memory]
-A `Tracked` tensor has a shape and no memory that anything outside could read: what the walk does not follow (`.numpy()`,
-`.tolist()`, pointers, kernels of C++ extensions) cannot compute with it, instead of taking it for a constant. Behind it is an
-ordinary tensor, the value at the input 0 of the network, and beside the memory of that tensor a second one of the same size, the
-*sources*: for each position the code of the base and entry that is stored there, 0 for constants. Views of a tensor are views
-of its sources. So whatever is written in place is seen through every alias, as torch's own views see it.
+Note [Memory] A `Tracked` tensor has a shape and no memory that anything outside could read: what the walk does not
+follow (`.numpy()`, `.tolist()`, pointers, kernels of C++ extensions) cannot compute with it, instead of taking it for
+a constant. Behind it is an ordinary tensor, the value at the input 0 of the network, and beside the memory of that
+tensor a second one of the same size, the *sources*: for each position the code of the base and entry that is stored
+there, 0 for constants. Views of a tensor are views of its sources. So whatever is written in place is seen through
+every alias, as torch's own views see it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Memory:
     def __init__(self, storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> None:
         self.storage, self.dtype, self.device = storage, dtype, device
         self.base: Base | None = None  # that fills all of it, in order
-        self.codes: Tensor | None = None  # otherwise, or where somebody has asked for them
+        self.codes: Tensor | None = None  # of a mixture, or where somebody has asked for them
 
     @property
     def constant(self) -> bool:
@@ -55,14 +55,14 @@ class Memory:
 class Tracked(Followed):
     """A tensor of the network. Note [Memory]."""
 
-    inner: Tensor
+    value: Tensor
     memory: Memory
     walk: Walk
 
     @staticmethod
     def __new__(cls, inner: Tensor, memory: Memory, walk: Walk) -> Tracked:
         """A tensor of the shape of `inner`."""
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -70,11 +70,13 @@ class Tracked(Followed):
             dtype=inner.dtype,
             device=inner.device,
         )
-        self.inner, self.memory, self.walk = inner, memory, walk
+        self.value, self.memory, self.walk = inner, memory, walk
         return self
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Outside of a walk only constants are left: what a model has kept of those it made meanwhile."""
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tracked)]
         if not all(t.constant for t in tensors):
@@ -88,7 +90,9 @@ class Tracked(Followed):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Nothing is followed here; but `x.data = y` exchanges the memory of a tensor without an operator."""
         if getattr(func, "__name__", "") == "__set__":
-            raise TraceError("x.data = … on a value computed from the input is not followed. Use x.copy_(…), or a new tensor.")
+            raise TraceError(
+                "x.data = … on a value computed from the input is not followed. Use x.copy_(…), or a new tensor."
+            )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -102,7 +106,7 @@ class Tracked(Followed):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Tracked({tuple(self.shape)}, {self.dtype})"
 
-    def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def take_whole(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Note [As a whole] of `walk.py`."""
         return self.walk.take(fn, args)
 
@@ -114,14 +118,14 @@ class Tracked(Followed):
     @property
     def codes(self) -> Tensor:
         """Sources of its entries."""
-        inner = self.inner
+        inner = self.value
         return self.memory.sources().as_strided(inner.shape, inner.stride(), inner.storage_offset())
 
     @property
     def whole(self) -> Base | None:
         """The base whose entries it has, each once, in whatever order."""
-        base, inner = self.memory.base, self.inner
-        if base is None or self.memory.codes is not None or inner.numel() != _numel(base):
+        base, inner = self.memory.base, self.value
+        if base is None or inner.numel() != _numel(base):
             return None
         covers = inner.storage_offset() == 0 and (inner.is_contiguous() or _dense(inner))
         return base if covers else None
@@ -135,7 +139,7 @@ class Tracked(Followed):
 
     def used(self) -> list[Base]:
         """The bases it consists of."""
-        if self.memory.codes is None:
+        if self.memory.base is not None or self.memory.codes is None:
             return [] if self.memory.base is None else [self.memory.base]
         codes = self.codes
         return [self.walk.bases[n] for n in ((codes[codes > 0] - 1) / _SPAN).floor().unique().long().tolist()]
@@ -154,10 +158,9 @@ class Tracked(Followed):
     @property
     def batch_first(self) -> bool:
         """Whether axis 0 is known to be the batch, without a look at every entry."""
-        base, inner = self.memory.base, self.inner
+        base, inner = self.memory.base, self.value
         return (
             base is not None
-            and self.memory.codes is None
             and base.owner is None
             and inner.dim() > 0
             and inner.shape[0] == base.shape[0]
@@ -221,7 +224,7 @@ def owner_of_positions(base: Base) -> Tensor:
 
 def plain(x: Any) -> Any:
     """The tensors behind tracked ones, in any nesting."""
-    return torch.utils._pytree.tree_map_only(Tracked, lambda t: t.inner, x)
+    return torch.utils._pytree.tree_map_only(Tracked, lambda t: t.value, x)
 
 
 class Memories:

@@ -7,9 +7,9 @@ tensor `u` owes to the bases is a *form*: weights `w ≥ 0` for the entries of e
 
     ‖Δu‖² ≤ Σ_bases Σ_e w_e Δ_e²        for every change Δ of the bases.
 
-For copies, `w_e` is the number of copies of entry e; a `c`-Lipschitz function multiplies forms by c²; tensors side by side
-add theirs. So the halves of one tensor, joined again after functions of constants a and b, have the constant max(a, b)
-and not √(a² + b²): nothing has to know that they were halves.
+For copies, `w_e` is the number of copies of entry e; a `c`-Lipschitz function multiplies forms by c²; tensors side by
+side add theirs. So the halves of one tensor, joined again after functions of constants a and b, have the constant
+max(a, b) and not √(a² + b²): nothing has to know that they were halves.
 
 A base in turn is bounded by its *terms*, forms over earlier bases: `‖Δu‖ ≤ Σ_terms √form`. For any p > 0 with Σp = 1,
 `(Σ √form_t)² ≤ Σ form_t/p_t`, so that a base can be replaced by a form over earlier ones (it is *lifted*). Lifting the

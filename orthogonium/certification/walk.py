@@ -1,20 +1,20 @@
 """Follows any model, operator by operator, with tensors that know their Lipschitz constant.
 
-Note [How a model is followed]
-The model runs once, on an input that stands for all inputs (`Tracked`, see Note [Memory] of `tracked.py`). Every ATen operator
-of that run comes here, below all Python: hooks, subclasses, `functional_call`, weights swapped in forward, exported programs and
-scripts have already happened. Operators are looked up by their overload object in a closed table (`rules`); what has no rule
-has no bound. Weights are the tensors that reach an operator, read at that moment; no attribute of a module is trusted, and
-modules only give their names to the report. An operator that writes in place is its functional counterpart followed by a
-write into memory and sources, by the schema that torch declares it with.
+Note [How a model is followed] The model runs once, on an input that stands for all inputs (`Tracked`, see Note
+[Memory] of `tracked.py`). Every ATen operator of that run comes here, below all Python: hooks, subclasses,
+`functional_call`, weights swapped in forward, exported programs and scripts have already happened. Operators are
+looked up by their overload object in a closed table (`rules`); what has no rule has no bound. Weights are the tensors
+that reach an operator, read at that moment; no attribute of a module is trusted, and modules only give their names to
+the report. An operator that writes in place is its functional counterpart followed by a write into memory and
+sources, by the schema that torch declares it with.
 
-What would turn values into Python numbers (`.item()`, `if x.sum() > 0`, `.numpy()`) raises `TraceError`. Samples must not meet:
-each entry of each tensor belongs to one sample of the batch. The walk is repeated with another batch size, and must give the
-same constants.
+What would turn values into Python numbers (`.item()`, `if x.sum() > 0`, `.numpy()`) raises `TraceError`. Samples must
+not meet: each entry of each tensor belongs to one sample of the batch. The walk is repeated with another batch size,
+and must give the same constants.
 
-Note [As a whole]
-Some functions of ours are bounded by a theorem about all of their operations (`layers/whole.py`). One that is met is taken as a
-whole if it is the very function that the theorem is about: of a class of ours, with no method replaced.
+Note [As a whole] Some functions of ours are bounded by a theorem about all of their operations (`layers/whole.py`).
+One that is met is taken as a whole if it is the very function that the theorem is about: of a class of ours, with no
+method replaced.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Walk(TorchDispatchMode):
         wholes: what is known of functions that are taken as a whole.
         advice: reason and remedy for operators without a rule, by name.
         places: which module is running.
+        beside_any_constant: operators that may combine values with constants that are not finite.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Walk(TorchDispatchMode):
         wholes: dict[Any, Callable[..., Any]],
         advice: dict[str, tuple[str, str]],
         places: Places,
+        beside_any_constant: frozenset[Any] = frozenset(),
     ) -> None:
         super().__init__()
+        self.beside_any_constant = beside_any_constant
         self.rules, self.patterns, self.wholes, self.advice, self.places = rules, patterns, wholes, advice, places
         self.bases: list[Base] = []
         self.memories = Memories()
@@ -175,7 +178,9 @@ class Walk(TorchDispatchMode):
                 factor = math.sqrt(w if isinstance(w, float) else float(w.max()))
                 error = error.plus(source.error.scaled(factor))
         local = effect.local
-        constant = local.read * math.fsum(_norm(x.inner, self.bases[0].shape[0]) for x in operands) if local.read else 0.0
+        constant = (
+            local.read * math.fsum(_norm(x.value, self.bases[0].shape[0]) for x in operands) if local.read else 0.0
+        )
         tiny = torch.finfo(inner.dtype).tiny * math.sqrt(max(inner.numel(), 1)) if unit else 0.0
         proved = (
             constant + local.written * base.size + tiny * bool(local.read or local.written),
@@ -217,7 +222,7 @@ class Walk(TorchDispatchMode):
         """An operator on constants alone: new tensors may be written to later, views of parameters may not."""
         output = func(*plain(args), **plain(kwargs))
         given = {t.untyped_storage().data_ptr() for t in tensors if not isinstance(t, Tracked) and _has_memory(t)}
-        by_inner = {id(t.inner): t for t in tensors if isinstance(t, Tracked)}
+        by_inner = {id(t.value): t for t in tensors if isinstance(t, Tracked)}
 
         def wrapped(t: Tensor) -> Tensor:
             if id(t) in by_inner:
@@ -231,7 +236,7 @@ class Walk(TorchDispatchMode):
         operands = [t for t in tensors if isinstance(t, Tracked)]
         self.note(func._schema.name.split("::")[-1].strip("_"), *_RANDOM)
         output = func(*plain(args), **plain(kwargs))
-        known = {id(t.inner): t for t in operands}
+        known = {id(t.value): t for t in operands}
         return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else self.constant(t), output)
 
     def _apply(self, call: Call) -> Any:
@@ -246,7 +251,7 @@ class Walk(TorchDispatchMode):
                 name = call.name
                 reason, remedy = self.advice.get(name, ("No Lipschitz constant is known.", _GENERAL))
                 raise NoBound(reason, remedy)
-            if not getattr(rule, "any_constant", False):
+            if call.func not in self.beside_any_constant:
                 _check_constants(call)
             effects = rule(call)
             if isinstance(effects, Tracked):
@@ -298,16 +303,20 @@ class Walk(TorchDispatchMode):
         target = call[written[0]]
         functional = _functional(func)
         if len(written) != 1 or functional is None or not isinstance(target, Tensor):
-            raise TraceError(f"{self.place}: what {func} writes is not followed. Use functions that return their results.")
+            raise TraceError(
+                f"{self.place}: what {func} writes is not followed. Use functions that return their results."
+            )
         if not isinstance(target, Tracked):
             raise TraceError(
-                f"{self.place} writes a value computed from the input into a tensor that it keeps ({call.name}): a parameter, "
-                "a buffer or a tensor from outside of the call. The model then depends on earlier calls."
+                f"{self.place} writes a value computed from the input into a tensor that it keeps ({call.name}): a "
+                "parameter, a buffer or a tensor from outside of the call. The model then depends on earlier calls."
             )
         names = [a.name for a in functional._schema.arguments]
         value = self.__torch_dispatch__(functional, (), (), {n: call[n] for n in names})
         if isinstance(value, (tuple, list)):
-            raise TraceError(f"{self.place}: what {func} writes is not followed. Use functions that return their results.")
+            raise TraceError(
+                f"{self.place}: what {func} writes is not followed. Use functions that return their results."
+            )
         self.write(target, value)
         return target
 
@@ -319,7 +328,7 @@ class Walk(TorchDispatchMode):
             value = torch.ops.aten._to_copy.default(value, dtype=target.dtype)
             value = value if isinstance(value, Tracked) else self.constant(value)
         sources = value.codes.clone() if isinstance(value, Tracked) and not value.constant else None
-        target.inner.copy_(value.inner if isinstance(value, Tracked) else value)
+        target.value.copy_(value.value if isinstance(value, Tracked) else value)
         if sources is not None or not target.constant:
             codes = target.codes  # before the base is forgotten, which it numbers
             target.memory.base = None
@@ -382,9 +391,15 @@ class Walk(TorchDispatchMode):
         after = result.memory.base.bound if result.memory.base is not None else math.inf
         if math.isinf(before) or math.isinf(after) or (effect.step is None and after == before):
             return
-        fields: dict[str, Any] = {"operation": call.name, "kind": "constant", "factor": after / before if before else 1.0}
+        fields: dict[str, Any] = {
+            "operation": call.name,
+            "kind": "constant",
+            "factor": after / before if before else 1.0,
+        }
         if len(operands) > 1 and call.name in ("add", "sub", "rsub"):
-            fields["warnings"] = ("A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1.",)
+            fields["warnings"] = (
+                "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1.",
+            )
         self.steps.append(Step(self.place, bound=after, **(fields | (effect.step or {}))))
 
 
@@ -431,7 +446,7 @@ def _check_constants(call: Call) -> None:
     """Weights that are infinite or NaN make no function."""
     for t in tree_leaves((call.args, call.kwargs)):
         if isinstance(t, Tensor) and not (isinstance(t, Tracked) and not t.constant):
-            inner = t.inner if isinstance(t, Tracked) else t
+            inner = t.value if isinstance(t, Tracked) else t
             if inner.is_floating_point() and not bool(inner.isfinite().all()):
                 raise NoBound(*NOT_FINITE)
 
@@ -495,8 +510,11 @@ def _untouched(module: nn.Module) -> bool:
         return False
     for parent in kind.__mro__:
         if parent.__module__.startswith("orthogonium."):
-            return all(not hasattr(parent, name) for child in kind.__mro__[: kind.__mro__.index(parent)]
-                       for name in set(vars(child)) - _SETTINGS)
+            return all(
+                not hasattr(parent, name)
+                for child in kind.__mro__[: kind.__mro__.index(parent)]
+                for name in set(vars(child)) - _SETTINGS
+            )
     return False
 
 
@@ -517,7 +535,9 @@ class Places:
         return self.names[id(self.running[-1])] or "(model)" if self.running else "(model)"
 
     @contextmanager
-    def followed(self, entered: Callable[..., None] | None = None, left: Callable[..., None] | None = None) -> Iterator[None]:
+    def followed(
+        self, entered: Callable[..., None] | None = None, left: Callable[..., None] | None = None
+    ) -> Iterator[None]:
         """While the model runs; `left(module, args, output)` is called before a module is left."""
 
         def enter(module: nn.Module, args: Any) -> None:

@@ -19,7 +19,7 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 class Followed(Tensor):
     """A tensor that stands for all its possible values."""
 
-    def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def take_whole(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """The result of `fn(*args)`, or NotImplemented to go through its operations."""
         return NotImplemented
 
@@ -31,7 +31,7 @@ def as_a_whole(fn: Fn) -> Fn:
     def taken(*args: Any) -> Any:
         for x in args:
             if isinstance(x, Followed):
-                result = x.take(taken, args)
+                result = x.take_whole(taken, args)
                 return fn(*args) if result is NotImplemented else result
         return fn(*args)
 

@@ -112,7 +112,7 @@ FUNCTIONS = {
     "merged batch": (lambda x: x.reshape(-1, 2).relu().reshape(-1, 12), True),
     "assignment": (lambda x: _assigned(x), True),
     "view changed in place": (lambda x: _stale_view(x), True),
-    "einsum": (lambda x: torch.einsum("nij,kj->nik", x, torch_matrix @ torch_matrix.T @ torch_matrix[:, [0, 1, 2, 0]]), True),
+    "einsum": (lambda x: torch.einsum("nij,kj->nik", x, torch_matrix[:, [0, 1, 2, 0]]), True),
     "batch turned and back": (lambda x: torch.relu(x.transpose(0, 2)).mul(2).transpose(0, 2), True),
     "softsign by hand": (lambda x: x / (1 + x.abs()), False),
     "centering by hand": (lambda x: x - x.mean(2, keepdim=True), True),
@@ -285,7 +285,7 @@ class Branch(nn.Module):
 @pytest.mark.parametrize("fn", [lambda x: x * x.max().item(), lambda x: torch.tensor(x.tolist()), Branch()])
 def test_control_flow_over_values_is_refused_by_name(fn):
     model = nn.Sequential(nn.ReLU(), fn if isinstance(fn, nn.Module) else Fn(fn))
-    with pytest.raises(TraceError, match="^1 calls"):
+    with pytest.raises(TraceError, match="^1 (calls|does)"):
         lipschitz_bound(model, SHAPE)
 
 

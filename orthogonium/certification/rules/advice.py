@@ -10,17 +10,15 @@ ADVICE: dict[str, tuple[str, str]] = {
     "fused_rms_norm": (_NORM, "Leave it out, or use BatchLipNorm."),
     "transformer_encoder_layer_fwd": (_ATTENTION, _TOKENS),
     "multi_head_attention": (_ATTENTION, _TOKENS),
-    **{
-        name: (_ATTENTION, _TOKENS)
-        for name in (
-            "scaled_dot_product_attention", "scaled_dot_product_flash_attention", "scaled_dot_product_flash_attention_for_cpu",
-            "scaled_dot_product_efficient_attention", "scaled_dot_product_cudnn_attention", "scaled_dot_product_attention_math",
-        )
-    },
+    "scaled_dot_product_attention": (_ATTENTION, _TOKENS),
+    "scaled_dot_product_flash_attention": (_ATTENTION, _TOKENS),
+    "scaled_dot_product_flash_attention_for_cpu": (_ATTENTION, _TOKENS),
+    "scaled_dot_product_efficient_attention": (_ATTENTION, _TOKENS),
+    "scaled_dot_product_cudnn_attention": (_ATTENTION, _TOKENS),
     "glu": ("A gate is a product of values: not Lipschitz.", "Use MaxMin."),
     "exp": ("The exponential is not Lipschitz.", "Use Softplus."),
     "expm1": ("The exponential is not Lipschitz.", "Use Softplus."),
-    "sqrt": ("The root has an infinite slope at 0.", "Use L2NormPool or L2NormResidual; roots of sums of squares are known."),
+    "sqrt": ("The root has an infinite slope at 0.", "Use L2NormPool; roots of sums of squares are known."),
     "rsqrt": ("It is not Lipschitz near 0.", "Divide by constants only."),
     "log": ("The logarithm has an infinite slope at 0.", "Use log_softmax or Softplus."),
     "reciprocal": ("It is not Lipschitz near 0.", "Divide by constants only."),

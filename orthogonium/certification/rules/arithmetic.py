@@ -19,7 +19,7 @@ def _is_value(x: Any) -> bool:
 
 
 def _number_or_tensor(x: Any) -> Tensor:
-    inner = x.inner if isinstance(x, Tracked) else x
+    inner = x.value if isinstance(x, Tracked) else x
     return torch.as_tensor(inner).detach().to("cpu", torch.float64)
 
 
@@ -70,7 +70,9 @@ def summed(call: Call) -> Effect:
         shift = _number_or_tensor(other) * (sign * alpha if other is y else 1.0)
         if value.shape == call.output.shape:
             origin = Scale(value, torch.tensor(slope, dtype=torch.float64), shift)
-    return Effect(terms, call.merged(*[t for t, _ in values]), call.rounded(1.0, 1.0 if alpha != 1 else 0.0), origin=origin)
+    return Effect(
+        terms, call.merged(*[t for t, _ in values]), call.rounded(1.0, 1.0 if alpha != 1 else 0.0), origin=origin
+    )
 
 
 def multiplied(call: Call) -> Effect:
@@ -89,7 +91,8 @@ def divided(call: Call) -> Effect:
         raise NoBound("Division with rounding jumps.", "Leave out rounding_mode.")
     if _is_value(c):
         raise NoBound(
-            "Division by a value is not Lipschitz.", "Divide by constants, or clamp: x / norm.clamp(min=1) has the constant 1."
+            "Division by a value is not Lipschitz.",
+            "Divide by constants, or clamp: x / norm.clamp(min=1) has the constant 1.",
         )
     c = _number_or_tensor(c)
     if not bool((c != 0).all()):

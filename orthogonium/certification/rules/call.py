@@ -30,7 +30,7 @@ class NoBound(Exception):
 
 @dataclass(frozen=True)
 class Local:
-    """Rounding of one operation: proved `read·M_in + written·M_out`, with the largest norms M of what it reads and writes."""
+    """Rounding of one operation: proved `read·M_in + written·M_out`, with the norms M of what it reads and writes."""
 
     read: float = 0.0
     written: float = 0.0
@@ -108,7 +108,9 @@ class Call:
         """The argument of this name, if it is the only value the call depends on."""
         x = self.given[name]
         if not (isinstance(x, Tracked) and not x.constant) or len(self.operands) != 1:
-            raise NoBound("It depends on several values, or on one as a setting.", "Use constants for all but the input.")
+            raise NoBound(
+                "It depends on several values, or on one as a setting.", "Use constants for all but the input."
+            )
         return x
 
     def constant(self, name: str) -> Any:
@@ -116,8 +118,10 @@ class Call:
         x = self.given[name]
         if isinstance(x, Tracked):
             if not x.constant:
-                raise NoBound("It depends on several values, or on one as a setting.", "Use constants for all but the input.")
-            return x.inner
+                raise NoBound(
+                    "It depends on several values, or on one as a setting.", "Use constants for all but the input."
+                )
+            return x.value
         return x
 
     # ── samples ──

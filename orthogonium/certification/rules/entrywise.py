@@ -58,7 +58,11 @@ def _celu(call: Call) -> Slopes:
 def _softplus(call: Call) -> Slopes:
     beta, threshold = _number(call, "beta"), _number(call, "threshold")
     # Above the threshold torch returns its input: a jump of log(1 + e^-threshold)/β at threshold/β.
-    invisible = math.log1p(math.exp(-threshold)) < torch.finfo(call.output.dtype).eps / 8 * threshold if threshold > 0 else False
+    invisible = (
+        math.log1p(math.exp(-threshold)) < torch.finfo(call.output.dtype).eps / 8 * threshold
+        if threshold > 0
+        else False
+    )
     if beta <= 0 or not invisible:
         raise NoBound(
             f"Softplus jumps at its threshold of {threshold:g} by more than the rounding of {call.output.dtype}.",
@@ -82,7 +86,9 @@ def _softshrink(call: Call) -> Slopes:
 def _power(call: Call) -> Slopes:
     if _number(call, "exponent") == 1:
         return 1.0, 1.0
-    raise NoBound("Powers are not Lipschitz.", "Use an activation with bounded slopes; roots of sums of squares are known.")
+    raise NoBound(
+        "Powers are not Lipschitz.", "Use an activation with bounded slopes; roots of sums of squares are known."
+    )
 
 
 def _clamped(call: Call) -> Slopes:
@@ -103,7 +109,9 @@ def fixed(low: float, high: float) -> Callable[[Call], Slopes]:
 
 # operator → slopes, and units in the last place of its result (0 for functions that only choose)
 SLOPES: dict[Any, tuple[Callable[[Call], Slopes], float]] = {
-    **dict.fromkeys([aten.relu.default, aten.hardtanh.default, aten.clamp_min.default, aten.clamp_max.default], (_clamped, 0.0)),
+    **dict.fromkeys(
+        [aten.relu.default, aten.hardtanh.default, aten.clamp_min.default, aten.clamp_max.default], (_clamped, 0.0)
+    ),
     aten.clamp.default: (_clamped, 0.0),
     aten.abs.default: (fixed(-1.0, 1.0), 0.0),
     aten.neg.default: (fixed(-1.0, -1.0), 0.0),
@@ -158,7 +166,14 @@ def sloped(call: Call) -> Any:
     x = call.operand()
     low, high = slopes_of(call)
     ulps = SLOPES[call.func][1]
-    effect = scaled(call, x, max(-low, high), call.together(x, ()), call.rounded(ulps, ulps), origin=Sloped(call.func, x, (low, high), call.settings))
+    effect = scaled(
+        call,
+        x,
+        max(-low, high),
+        call.together(x, ()),
+        call.rounded(ulps, ulps),
+        origin=Sloped(call.func, x, (low, high), call.settings),
+    )
     if isinstance(call.output, Tensor):
         return effect
     return [effect, *[Jump("It is a by-product.", "Use the first output.") for _ in call.output[1:]]]
@@ -183,7 +198,7 @@ def compared(call: Call) -> Jump:
     x, c = call["self"], call["other"]
     if not (isinstance(x, Tracked) and not x.constant) or len(call.operands) > 1:
         return Jump(*_JUMPS)
-    at = torch.as_tensor(c.inner if isinstance(c, Tracked) else c).detach().to("cpu", torch.float64)
+    at = torch.as_tensor(c.value if isinstance(c, Tracked) else c).detach().to("cpu", torch.float64)
     return Jump(*_JUMPS, Compared(x.codes.expand(call.output.shape).clone(), at.expand(call.output.shape)))
 
 
@@ -193,7 +208,9 @@ def jump(call: Call) -> Any:
     return jumps if isinstance(call.output, Tensor) else [jumps for _ in call.output]
 
 
-_COMPARISONS = [getattr(getattr(aten, name), kind) for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor")]
+_COMPARISONS = [
+    getattr(getattr(aten, name), kind) for name in ("gt", "ge", "lt", "le", "eq", "ne") for kind in ("Scalar", "Tensor")
+]
 JUMPS = [
     aten.sign.default, aten.round.default, aten.round.decimals, aten.floor.default, aten.ceil.default,
     aten.trunc.default, aten.argmax.default, aten.argmin.default, aten.argsort.default, aten.argsort.stable,
@@ -202,4 +219,8 @@ JUMPS = [
     aten.bitwise_not.default, aten.signbit.default, aten.searchsorted.Tensor, aten.sgn.default,
     aten.any.default, aten.any.dim, aten.all.default, aten.all.dim, aten.isfinite.default,
 ]  # fmt: skip
-RULES: dict[Any, Any] = {**dict.fromkeys(SLOPES, sloped), **dict.fromkeys(JUMPS, jump), **dict.fromkeys(_COMPARISONS, compared)}
+RULES: dict[Any, Any] = {
+    **dict.fromkeys(SLOPES, sloped),
+    **dict.fromkeys(JUMPS, jump),
+    **dict.fromkeys(_COMPARISONS, compared),
+}

@@ -1,8 +1,8 @@
 """Products with constant matrices and kernels, as they reach the operators; entries added at indices; scaled channels.
 
-Note [Circular images]
-A convolution does not know that its image was wrapped around; the sources do. If they repeat along an axis with a period N, the
-image lies on a circle of N pixels, whoever has padded it and however, and its windows are windows of the circle.
+Note [Circular images] A convolution does not know that its image was wrapped around; the sources do. If they repeat
+along an axis with a period N, the image lies on a circle of N pixels, whoever has padded it and however, and its
+windows are windows of the circle.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ def measured(call: Call, weight: Tensor, shape: Sequence[int] | None, **geometry
         raise NoBound(*NOT_FINITE)
     key = (tuple(shape or ()), tuple(sorted((k, str(v)) for k, v in geometry.items())))
     for known, kept, found in call.walk.measured:
-        if known == key and kept.shape == weight.shape and kept.dtype == weight.dtype and torch.equal(kept, weight.cpu()):
+        if (
+            known == key
+            and kept.shape == weight.shape
+            and kept.dtype == weight.dtype
+            and torch.equal(kept, weight.cpu())
+        ):
             return found
     try:
         found = spectrum(convolution(weight, **geometry), shape, rtol=1e-3)
@@ -122,7 +127,7 @@ def _is_value(x: Any) -> bool:
 
 
 def _constant(x: Any) -> Tensor:
-    return x.inner if isinstance(x, Tracked) else x
+    return x.value if isinstance(x, Tracked) else x
 
 
 def multiplied(call: Call) -> Effect:
@@ -149,8 +154,8 @@ def multiplied(call: Call) -> Effect:
         if right and x.dim() == 2 and c.dim() == 2 and owner is None and not _is_value(call.given.get("self")):
             origin = Dense(alpha * c.detach().cpu().double().T, x.form().bound)
         operands.append(x)
-    added = call.given.get("self") if call.func in _ADDS else None
-    if _is_value(added) and beta:
+    added = call["self"] if call.func in _ADDS else None
+    if isinstance(added, Tracked) and not added.constant and beta:
         terms.append(call.broadcast(added).scaled(_square(beta)))
         operands.append(added)
         owner = call.merged(added) if len(operands) == 1 else _joined(call, owner, added)
@@ -203,7 +208,7 @@ def convolved(call: Call) -> Effect:
     form, found = None, None
     if transposed:
         geometry |= {"transposed": True, "output_padding": _sizes(call["output_padding"], dims)}
-    elif x.memory.codes is not None and not any(geometry["padding"]):
+    elif x.whole is None and not any(geometry["padding"]):
         form, found = _gathered(call, x, weight, groups, geometry)
     if form is None:
         form = x.form()
@@ -221,8 +226,16 @@ def convolved(call: Call) -> Effect:
 class Transposed:
     """The result of a transposed convolution: what a base is known by when its margins are folded back."""
 
-    def __init__(self, weight: Tensor, groups: int, geometry: dict[str, Any], form: Form, inputs: tuple[int, ...]) -> None:
-        self.weight, self.groups, self.geometry, self.form, self.inputs = weight.detach().clone(), groups, geometry, form, inputs
+    def __init__(
+        self, weight: Tensor, groups: int, geometry: dict[str, Any], form: Form, inputs: tuple[int, ...]
+    ) -> None:
+        self.weight, self.groups, self.geometry, self.form, self.inputs = (
+            weight.detach().clone(),
+            groups,
+            geometry,
+            form,
+            inputs,
+        )
 
 
 def _sizes(given: Sequence[int], dims: int) -> tuple[int, ...]:
@@ -250,7 +263,9 @@ def _gathered(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: dic
             image = image.narrow(axis, 0, n)
         if _once(image):
             circular = geometry | {"padding": "same", "padding_mode": "circular"}
-            return form_of(image, call.walk.bases), measured(call, weight, tuple(image.shape[1:]), groups=groups, **circular)
+            return form_of(image, call.walk.bases), measured(
+                call, weight, tuple(image.shape[1:]), groups=groups, **circular
+            )
     return _by_entries(call, x, weight, groups, geometry)
 
 
@@ -275,10 +290,18 @@ def _by_entries(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: d
     used = codes[0].unique()
     used = used[used > 0]
     outputs = call.output[0].numel()
-    if len(used) > _SMALL or outputs > _SMALL or len(used) * codes[0].numel() > 2**23 or not bool(weight.isfinite().all()):
+    if (
+        len(used) > _SMALL
+        or outputs > _SMALL
+        or len(used) * codes[0].numel() > 2**23
+        or not bool(weight.isfinite().all())
+    ):
         return None, None
     shift = codes - codes[:1]
-    alike = all(bool(((codes[b] > 0) == (codes[0] > 0)).all()) and len(shift[b][codes[0] > 0].unique()) <= 1 for b in range(len(codes)))
+    alike = all(
+        bool(((codes[b] > 0) == (codes[0] > 0)).all()) and len(shift[b][codes[0] > 0].unique()) <= 1
+        for b in range(len(codes))
+    )
     if not alike:
         return None, None
     impulses = (codes[0][None] == used.reshape(-1, *[1] * codes[0].dim())).double()
@@ -305,7 +328,7 @@ def _by_entries(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: d
 
 def gathered_back(call: Call) -> Effect:
     """`index_add`, `scatter_add`, accumulating `index_put`: each target is the sum of what is sent to it."""
-    given = {k: (v.inner if isinstance(v, Tracked) else v) for k, v in call.given.items()}
+    given = {k: (v.value if isinstance(v, Tracked) else v) for k, v in call.given.items()}
     sent = "values" if "values" in call.given else "source" if "source" in call.given else "src"
     if "accumulate" in call.given and not call["accumulate"]:
         raise AssertionError("Replacing is a movement.")
@@ -314,9 +337,13 @@ def gathered_back(call: Call) -> Effect:
         if any(_is_value(v) for v in (values if isinstance(values, (list, tuple)) else [values])):
             raise NoBound("It chooses by values that depend on the input, so that it may jump.", "Choose by constants.")
     target, source = given["self"], given[sent]
-    ones = {**given, "self": torch.zeros(target.shape, dtype=torch.float64), sent: torch.ones(source.shape, dtype=torch.float64)}
+    ones = {
+        **given,
+        "self": torch.zeros(target.shape, dtype=torch.float64),
+        sent: torch.ones(source.shape, dtype=torch.float64),
+    }
     if "indices" in given:
-        ones["indices"] = [i if not isinstance(i, Tracked) else i.inner for i in given["indices"]]
+        ones["indices"] = [i if not isinstance(i, Tracked) else i.value for i in given["indices"]]
     alpha = abs(float(call.given.get("alpha", 1) or 0))
     ones.pop("alpha", None)
     most = float(call.func(**ones).max()) if source.numel() else 0.0
@@ -326,7 +353,11 @@ def gathered_back(call: Call) -> Effect:
         owners.append(call["self"].owners())
     if _is_value(call[sent]):
         terms.append(call[sent].form().scaled(_square(alpha) * most))
-        numbers = {**ones, "self": torch.full(target.shape, -1.0, dtype=torch.float64), sent: call[sent].owners().double() + 1}
+        numbers = {
+            **ones,
+            "self": torch.full(target.shape, -1.0, dtype=torch.float64),
+            sent: call[sent].owners().double() + 1,
+        }
         # With the largest sample number in place of a sum, twice: upwards and downwards.
         owners.append(_reduced_owner(call, numbers, sent))
     return Effect(tuple(terms), _one_owner(owners), call.rounded(most + 1, most))

@@ -1,9 +1,9 @@
 """Operators that copy entries around: run on the sources of their tensors, they say themselves what they did.
 
-Views need no rule (Note [Memory] of `tracked.py`). Copies of entries, entries left out and constants between them all follow
-from the codes that the operator puts into its output, where 0 is a constant; nothing is known here about slices, pads,
-flips, rolls or indices. Only the place of data among the arguments is: every other tensor is an index or a mask, and a
-constant.
+Views need no rule (Note [Memory] of `tracked.py`). Copies of entries, entries left out and constants between them all
+follow from the codes that the operator puts into its output, where 0 is a constant; nothing is known here about
+slices, pads, flips, rolls or indices. Only the place of data among the arguments is: every other tensor is an index
+or a mask, and a constant.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def moved(call: Call) -> Tracked:
         else:
             values = value if isinstance(value, (list, tuple)) else [value]
             if any(isinstance(v, Tracked) and not v.constant for v in values):
-                raise NoBound("It chooses by values that depend on the input, so that it may jump.", "Choose by constants.")
+                raise NoBound(
+                    "It chooses by values that depend on the input, so that it may jump.", "Choose by constants."
+                )
             given[name] = torch.utils._pytree.tree_map_only(
-                Tensor, lambda t: (t.inner if isinstance(t, Tracked) else t).cpu(), value
+                Tensor, lambda t: (t.value if isinstance(t, Tracked) else t).cpu(), value
             )
     output = call.output
     return placed(call, output, call.func(**given))
@@ -54,7 +56,10 @@ def moved(call: Call) -> Tracked:
 def placed(call: Call, output: Tensor, codes: Tensor) -> Tracked:
     """A tensor with its sources."""
     walk = call.walk
-    if walk.memories.find(output) is not None or output.untyped_storage().nbytes() != output.numel() * output.dtype.itemsize:
+    if (
+        walk.memories.find(output) is not None
+        or output.untyped_storage().nbytes() != output.numel() * output.dtype.itemsize
+    ):
         output = output.clone(memory_format=torch.contiguous_format)
     result = walk.constant(output)
     sources = result.memory.sources().as_strided(output.shape, output.stride(), output.storage_offset())
@@ -101,9 +106,6 @@ def put(call: Call) -> Tracked:
     return moved(call)
 
 
-for _rule in (moved, copied, filled, of_shape, put):  # constants beside values may be anything
-    _rule.any_constant = True  # type: ignore[attr-defined]
-
 MOVES = [
     aten.cat.default, aten.stack.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.rot90.default,
     aten.tril.default, aten.triu.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default,
@@ -113,21 +115,26 @@ MOVES = [
     *[getattr(aten, f"upsample_nearest{d}d").default for d in (1, 2, 3)],
     *[getattr(aten, f"_upsample_nearest_exact{d}d").default for d in (1, 2, 3)],
     aten.im2col.default, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default, aten.scatter.src, aten.scatter.value, aten.index_copy.default, aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_scatter.default,
+    aten.as_strided_scatter.default, aten.scatter.src, aten.scatter.value, aten.index_copy.default,
+    aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_scatter.default,
     aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.diag_embed.default, aten._reshape_copy.default,
     aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor,
-    *[getattr(aten, f"{name}_copy").default for name in ("alias", "permute", "view", "expand", "unfold", "diagonal", "detach", "t")],
+    *[
+        getattr(aten, f"{name}_copy").default
+        for name in ("alias", "permute", "view", "expand", "unfold", "diagonal", "detach", "t")
+    ],
 ]  # fmt: skip
 FACTORIES = [
     *[getattr(aten, f"{name}_like").default for name in ("zeros", "ones", "empty", "full")],
     *[getattr(aten, f"new_{name}").default for name in ("zeros", "ones", "empty", "full", "empty_strided")],
     aten.zero.default,
 ]
-RULES = {
+RULES: dict[Any, Any] = {
     **dict.fromkeys(MOVES, moved),
     **dict.fromkeys(FACTORIES, of_shape),
     **dict.fromkeys([aten.clone.default, aten._to_copy.default, aten.copy.default, aten.contiguous.default], copied),
     **dict.fromkeys([aten.fill.Scalar, aten.fill.Tensor], filled),
     aten.index_put.default: put,
 }
+BESIDE_ANY_CONSTANT = frozenset(RULES)  # infinite ones, too: masks often are

@@ -2,11 +2,10 @@
 
 Patterns are recognized by values: whether the entries that meet are those of one tensor is read off their sources.
 
-Note [Energies]
-Sums of squares are not Lipschitz, but their roots are: with `e_i = Σ_j m_ij x_j² + c_i`, m, c ≥ 0, each `√e_i` is a norm of a
-vector, so `Σ_i (√e_i(x) − √e_i(y))² ≤ Σ_j (Σ_i m_ij)(x_j − y_j)²`. An *energy* is such a tensor with the form of its root. It
-stays one under sums, averages, positive factors and maxima with constants. This covers norms, L2 and lp (p = 2) pooling, root mean
-squares and √(1 + x²), however they are written.
+Note [Energies] Sums of squares are not Lipschitz, but their roots are: with `e_i = Σ_j m_ij x_j² + c_i`, m, c ≥ 0,
+each `√e_i` is a norm of a vector, so `Σ_i (√e_i(x) − √e_i(y))² ≤ Σ_j (Σ_i m_ij)(x_j − y_j)²`. An *energy* is such a
+tensor with the form of its root. It stays one under sums, averages, positive factors and maxima with constants. This
+covers norms, L2 and lp (p = 2) pooling, root mean squares and √(1 + x²), however they are written.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _is_value(x: Any) -> bool:
 
 
 def _inner(x: Any) -> Tensor:
-    return torch.as_tensor(x.inner if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
+    return torch.as_tensor(x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
 
 
 def _same(x: Any, codes: Tensor) -> bool:
@@ -59,7 +58,7 @@ def _same(x: Any, codes: Tensor) -> bool:
 def _origin(x: Any, kind: type) -> Any:
     """What the whole of `x` was computed by, if by something of this kind."""
     base = x.whole if _is_value(x) else None
-    if base is None or tuple(base.shape) != tuple(x.shape) or tuple(base.stride) != x.inner.stride():
+    if base is None or tuple(base.shape) != tuple(x.shape) or tuple(base.stride) != x.value.stride():
         return None
     return base.origin if isinstance(base.origin, kind) else None
 
@@ -240,7 +239,7 @@ def codes_of(base: Base) -> Tensor:
 def _projected(call: Call) -> Effect | None:
     """`x/max(c, ‖x‖)`: the projection onto a ball, divided by its radius c."""
     x, y = call["self"], call["other"]
-    if not (_is_value(x) and _is_value(y)) or y.inner.dim() != x.inner.dim():
+    if not (_is_value(x) and _is_value(y)) or y.value.dim() != x.value.dim():
         return None
     base = y.used()[0] if len(y.used()) == 1 else None
     clamp = base.origin if base is not None and isinstance(base.origin, Sloped) else None
@@ -285,7 +284,9 @@ def _chosen(call: Call) -> Effect | None:
     gap = ((a - c) * at + b - d).abs()
     size = (a * at).abs() + (c * at).abs() + b.abs() + d.abs()
     if bool((gap > 8 * torch.finfo(call.output.dtype).eps * size).any()):
-        raise NoBound("Its two pieces do not meet where the choice is made: it jumps.", "Use pieces that meet, or clamp.")
+        raise NoBound(
+            "Its two pieces do not meet where the choice is made: it jumps.", "Use pieces that meet, or clamp."
+        )
     slopes = torch.maximum(a.abs(), c.abs())
     form = form_of(codes, call.walk.bases, slopes.square())
     owner = call.merged(*call.operands)
@@ -302,7 +303,11 @@ def _affine(x: Any, codes: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] |
         if not own.numel() or not bool((own > 0).all()):
             return None
         base = x.walk.bases[int((float(own.reshape(-1)[0]) - 1) // 2**32)]
-        if not isinstance(base.origin, Scale) or tuple(base.shape) != tuple(shape) or not torch.equal(own, codes_of(base)):
+        if (
+            not isinstance(base.origin, Scale)
+            or tuple(base.shape) != tuple(shape)
+            or not torch.equal(own, codes_of(base))
+        ):
             return None
         slope, constant = slope * base.origin.coefficient, constant + slope * base.origin.shift
         own = base.origin.codes.expand(shape)
@@ -320,7 +325,7 @@ _PATTERNS: dict[Any, tuple[Any, ...]] = {
 }
 _SAME = {aten.abs.default, aten.relu.default, aten.clamp_min.default, aten.clamp.default}
 _KEEP_ENERGY = _SAME | {
-    aten.add.Tensor, aten.add.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.sum.dim_IntList,
-    aten.sum.default, aten.mean.dim, aten.mean.default, aten.avg_pool2d.default, aten.avg_pool3d.default,
-    aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default,
+    aten.add.Tensor, aten.add.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar,
+    aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default,
+    aten.avg_pool2d.default, aten.avg_pool3d.default, aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default,
 }  # fmt: skip

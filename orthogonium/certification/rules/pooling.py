@@ -1,7 +1,8 @@
 """Poolings and resampling.
 
-All averages and interpolations are separable: their norm is the product of the norms of their 1-D matrices, which are read
-off the operator itself by impulses, at the size at hand and in its own precision. Max pooling counts the windows over a pixel.
+All averages and interpolations are separable: their norm is the product of the norms of their 1-D matrices, which are
+read off the operator itself by impulses, at the size at hand and in its own precision. Max pooling counts the windows
+over a pixel.
 """
 
 from __future__ import annotations
@@ -143,6 +144,10 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys(_known(["avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"]), average),
     **dict.fromkeys(_known(["max_pool2d_with_indices", "max_pool3d_with_indices"]), maximum),
     **dict.fromkeys(_known(["adaptive_max_pool2d", "adaptive_max_pool3d"]), adaptive_maximum),
-    **dict.fromkeys(_known(["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]), interpolated),
-    **dict.fromkeys(_known([f"{kind}{d}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3)]), nearest),
+    **dict.fromkeys(
+        _known(["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]), interpolated
+    ),
+    **dict.fromkeys(
+        _known([f"{kind}{d}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3)]), nearest
+    ),
 }

@@ -50,7 +50,13 @@ class Reduced:
     """A reduction of x over axes: what a base is known by."""
 
     def __init__(self, call: Call, x: Tracked, axes: list[int], keepdim: bool) -> None:
-        self.func, self.codes, self.axes, self.keepdim, self.settings = call.func, x.codes.clone(), axes, keepdim, call.settings
+        self.func, self.codes, self.axes, self.keepdim, self.settings = (
+            call.func,
+            x.codes.clone(),
+            axes,
+            keepdim,
+            call.settings,
+        )
 
 
 def _norm(call: Call, count: int) -> float:
@@ -103,7 +109,10 @@ _EXTREMES = [aten.amax.default, aten.amin.default, aten.max.default, aten.min.de
 _UPWARDS = 1 + 1e-15
 RULES: dict[Any, Any] = {
     **dict.fromkeys(_SUMS, reduced(lambda c, n: math.sqrt(n) * (_UPWARDS if n > 1 else 1), float)),
-    **dict.fromkeys(_MEANS, reduced(lambda c, n: 1 / math.sqrt(n) * (_UPWARDS if n > 1 else 1) if n else math.inf, lambda n: 1.0 + n)),
+    **dict.fromkeys(
+        _MEANS,
+        reduced(lambda c, n: 1 / math.sqrt(n) * (_UPWARDS if n > 1 else 1) if n else math.inf, lambda n: 1.0 + n),
+    ),
     **dict.fromkeys(_EXTREMES, reduced(lambda c, n: 1.0)),
     aten.logsumexp.default: reduced(lambda c, n: 1.0, lambda n: ULPS + n),
     aten.linalg_vector_norm.default: reduced(_norm, lambda n: ULPS + n),

@@ -32,7 +32,7 @@ def _settings(call: Any) -> None:
     for t in call.args[1:]:
         if isinstance(t, Tracked) and not t.constant:
             raise NoBound(*_SEVERAL)
-        inner = t.inner if isinstance(t, Tracked) else t
+        inner = t.value if isinstance(t, Tracked) else t
         if isinstance(inner, Tensor) and not bool(inner.isfinite().all()):
             raise NoBound(*NOT_FINITE)
 
@@ -106,7 +106,7 @@ def _extended(x: Tracked, base: Any) -> bool:
         if codes.shape[axis] < n:
             return False
         codes = codes.narrow(axis, 0, n)
-    rest = x.inner[x.codes == 0]
+    rest = x.value[x.codes == 0]
     same = torch.equal(codes, codes_of(base))
     return same and int((x.codes > 0).sum()) == codes.numel() and not bool((rest != 0).any())
 
@@ -131,7 +131,9 @@ def block(call: Any) -> Any:
     owner = None if owner is None else owner.expand(call.output.shape)
     step = {"kind": "upper", "factor": found.value, "sigma_max": found.value, "method": found.method} | _named(call)
     if found.value > 1 + 1e-4:
-        step["warnings"] = (f"Its guarantee is broken: from its kernels and activation it is {found.value:.6g}-Lipschitz at most.",)
+        step["warnings"] = (
+            f"Its guarantee is broken: from its kernels and activation it is {found.value:.6g}-Lipschitz at most.",
+        )
     # Both products of the branch, their rounding by absolute values.
     a, c, *skip = (_absolute(k, layer) for k in layer.packing.unpack(layer.weight.detach()))
     terms = max(math.prod(shape[1:]) for shape in layer.packing.shapes) + 8
@@ -158,11 +160,15 @@ def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> t
     low = high = 1.0
     if not isinstance(y, Tracked) or y.constant or inner.unbounded:
         reason = inner.unbounded[0].reason if inner.unbounded else "It does not depend on its input."
-        raise NoBound(f"Its activation has no bounded slopes: {reason}", "Use one of those the block accepts at construction.")
+        raise NoBound(
+            f"Its activation has no bounded slopes: {reason}", "Use one of those the block accepts at construction."
+        )
     codes = y.codes
     while True:
         base = inner.bases[int((float(codes.reshape(-1)[0]) - 1) // 2**32)]
-        if not torch.equal(codes, codes_of(base).reshape(codes.shape) if codes.numel() == math.prod(base.shape) else codes + 1):
+        if not torch.equal(
+            codes, codes_of(base).reshape(codes.shape) if codes.numel() == math.prod(base.shape) else codes + 1
+        ):
             break
         if base.number == 0:
             return low, high
