@@ -134,6 +134,11 @@ class Walk(TorchDispatchMode):
         warnings = (broken,) if leaf and factor > 1 + 1e-4 else ()
         self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
 
+    @property
+    def batch(self) -> int:
+        """Number of samples."""
+        return self.bases[0].shape[0]
+
     # ── tensors ──
 
     def input(self, zeros: Tensor) -> Tracked:
@@ -158,18 +163,18 @@ class Walk(TorchDispatchMode):
         number, shape, stride = len(self.bases), tuple(inner.shape), tuple(inner.stride())
         if isinstance(effect, Jump):
             terms = tuple(x.form() for x in operands)
-            owner = _everything(inner, self.bases[0].shape[0]) if effect.owner is None else effect.owner
+            owner = _everything(inner, self.batch) if effect.owner is None else effect.owner
             base = Base(number, shape, stride, terms, _flat(inner, owner), reason=(name, effect), origin=effect.origin)
             return self.made(inner, base)
         base = Base(number, shape, stride, effect.terms, _flat(inner, effect.owner), origin=effect.origin)
-        if effect.owner is None and (not shape or shape[0] != self.bases[0].shape[0]):
+        if effect.owner is None and (not shape or shape[0] != self.batch):
             raise AssertionError("A rule has lost the batch.")
         self._size(base, inner, effect, operands)
         return self.made(inner, base)
 
     def _size(self, base: Base, inner: Tensor, effect: Effect, operands: Sequence[Tracked]) -> None:
         """Norm at the input 0, and rounding (Note [Rounding along the walk])."""
-        base.size = _norm(inner, self.bases[0].shape[0])
+        base.size = _norm(inner, self.batch)
         slopes = [x.form().bound if effect.local.read else 0.0 for x in operands]
         unit = unit_roundoff(inner.dtype) if inner.is_floating_point() else 0.0
         error = Error()
@@ -178,9 +183,7 @@ class Walk(TorchDispatchMode):
                 factor = math.sqrt(w if isinstance(w, float) else float(w.max()))
                 error = error.plus(source.error.scaled(factor))
         local = effect.local
-        constant = (
-            local.read * math.fsum(_norm(x.value, self.bases[0].shape[0]) for x in operands) if local.read else 0.0
-        )
+        constant = local.read * math.fsum(_norm(x.value, self.batch) for x in operands) if local.read else 0.0
         tiny = torch.finfo(inner.dtype).tiny * math.sqrt(max(inner.numel(), 1)) if unit else 0.0
         proved = (
             constant + local.written * base.size + tiny * bool(local.read or local.written),
@@ -263,7 +266,7 @@ class Walk(TorchDispatchMode):
             self.note(call.name, missing.reason, missing.remedy)
             outputs = [t for t in tree_leaves(call.output) if isinstance(t, Tensor)]
             lost = tuple(x.form().scaled(math.inf) for x in call.operands)
-            effects = [Effect(lost, _everything(t, self.bases[0].shape[0])) for t in outputs]
+            effects = [Effect(lost, _everything(t, self.batch)) for t in outputs]
         return self._outputs(call, effects)
 
     def _outputs(self, call: Call, effects: Any) -> Any:
@@ -352,7 +355,7 @@ class Walk(TorchDispatchMode):
             except NoBound as missing:
                 self.note(call.name, missing.reason, missing.remedy)
                 lost = tuple(x.form().scaled(math.inf) for x in call.operands)
-                effect = Effect(lost, _everything(call.output, self.bases[0].shape[0]))
+                effect = Effect(lost, _everything(call.output, self.batch))
             if effect is NotImplemented:
                 return effect
             result = self.computed(call.output, effect, call.operands, call.name)

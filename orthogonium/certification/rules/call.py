@@ -137,12 +137,12 @@ class Call:
             return None
         owner = x.owners()
         if not axes or not owner.numel():
-            return owner
+            return _in_front(owner, self.walk.batch)
         high = owner.amax(axes, keepdim=True)
         low = torch.where(owner < 0, high, owner).amin(axes, keepdim=True)
         if not torch.equal(low, high):
             raise NoBound("It combines the samples of the batch.", "Name the axes, without the first: dim=(1, 2, 3).")
-        return high
+        return _in_front(high, self.walk.batch) if 0 not in axes else high
 
     def merged(self, *operands: Tracked) -> Tensor | None:
         """The samples of an entrywise function of tensors that are broadcast against each other."""
@@ -153,7 +153,7 @@ class Call:
         high = torch.stack(owners).amax(0)
         if any(bool(((owner >= 0) & (owner != high)).any()) for owner in owners):
             raise NoBound("It combines the samples of the batch.", "Keep the batch in front of every tensor.")
-        return high
+        return _in_front(high, self.walk.batch)
 
     @property
     def first_output(self) -> Tensor:
@@ -179,6 +179,14 @@ class Call:
         """Rounding in units of the last place of the output's dtype."""
         unit = unit_roundoff(self.first_output.dtype) if self.first_output.is_floating_point() else 0.0
         return Local(read * unit, written * unit)
+
+
+def _in_front(owner: Tensor, batch: int) -> Tensor | None:
+    """Samples of entries; None where they lie along axis 0, as they mostly do."""
+    if not owner.dim() or owner.shape[0] != batch:
+        return owner
+    expected = torch.arange(batch).reshape(-1, *[1] * (owner.dim() - 1))
+    return None if bool(((owner < 0) | (owner == expected)).all()) else owner
 
 
 def scaled(call: Call, x: Tracked, factor: float, owner: Tensor | None, local: Local, **more: Any) -> Effect:

@@ -151,7 +151,13 @@ def multiplied(call: Call) -> Effect:
             owner = owner.expand(call.output.shape)
         terms.append(x.form().scaled(_square(alpha * norm)))
         local = _local(call, x.shape[axis], alpha * _absolute(matrix))
-        if right and x.dim() == 2 and c.dim() == 2 and owner is None and not _is_value(call.given.get("self")):
+        if (
+            right
+            and x.dim() == 2
+            and c.dim() == 2
+            and owner is None
+            and not (call.func in _ADDS and _is_value(call["self"]))
+        ):
             origin = Dense(alpha * c.detach().cpu().double().T, x.form().bound)
         operands.append(x)
     added = call["self"] if call.func in _ADDS else None
