@@ -1,0 +1,167 @@
+"""What the certifier says of a program, against what the judge finds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium import audit, certify, lipschitz_bound
+from orthogonium.attacks import l2_pgd
+from orthogonium.certification import RefutedError, TraceError, UnboundedError
+from orthogonium.errors import ShapeError
+from tests.certification.fuzz.grammar import GROUPS
+from tests.certification.fuzz.judge import Judge
+from tests.certification.fuzz.program import Program, write
+
+PATIENCE = 60  # seconds for one program
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one program.
+
+    Attributes:
+        kind: "bounded", "refused", "refuted" (the certifier contradicts itself), "crashed" or "unsound".
+        reason: of anything but "bounded".
+        bound: by the certifier; infinite if there is none.
+        quotient: the largest one found.
+        program: that was examined.
+        seconds: for the bound alone.
+    """
+
+    kind: str
+    reason: str
+    bound: float
+    quotient: float
+    program: Program
+    seconds: float
+
+
+class Late(Exception):
+    """The certifier has not answered."""
+
+
+@contextlib.contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    """Raise `Late` after so many seconds."""
+
+    def late(*_: object) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def program(seed: int) -> Program:
+    """The program of a seed."""
+    return write(random.Random(seed), GROUPS)
+
+
+def examine(program: Program, *, thorough: bool = False) -> Outcome:
+    """Bound it and try to refute the bound; `thorough` also audits it and attacks certificates."""
+    model, began = program.load(), time.perf_counter()
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+
+    def outcome(kind: str, reason: str = "", bound: float = math.inf, quotient: float = math.nan) -> Outcome:
+        return Outcome(kind, reason, bound, quotient, program, seconds)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bound = lipschitz_bound(model, program.shape).value
+        seconds = time.perf_counter() - began
+    except RefutedError as error:
+        seconds = time.perf_counter() - began
+        return outcome("refuted", str(error))
+    except (UnboundedError, TraceError, ShapeError) as error:
+        seconds = time.perf_counter() - began
+        return outcome("refused", _summary(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported with the program that did it
+        seconds = time.perf_counter() - began
+        return outcome("crashed", f"{type(error).__name__}: {error}")
+    if not all(torch.equal(t, state[name]) for name, t in model.state_dict().items() if not t.isnan().any()):
+        return outcome("unsound", "the certifier has changed the model", bound)
+    if not math.isfinite(bound):
+        return outcome("unsound", f"the bound is {bound}", bound)
+    verdict = Judge(model, program.shape, program.dtype).verdict(bound)
+    against = verdict.against
+    if against is None and thorough:
+        against = _audited(model, program, bound) or _attacked(model, program)
+    return outcome("unsound" if against else "bounded", against or "", bound, verdict.quotient)
+
+
+def _summary(error: Exception) -> str:
+    """The reason without the values that differ from program to program."""
+    if isinstance(error, UnboundedError):
+        node = error.nodes[0]
+        return f"{node.operation}: {node.reason.split(':')[0][:60]}"
+    return f"{type(error).__name__}: {str(error)[:70]}"
+
+
+def _audited(model: nn.Module, program: Program, bound: float) -> str | None:
+    found = audit(model, program.shape).lipschitz_bound
+    return None if math.isclose(found, bound, rel_tol=1e-6) else f"the audit says {found:.9g}, the bound is {bound:.9g}"
+
+
+class Classifier(nn.Module):
+    """The outputs of a program as logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).flatten(1)
+
+
+def _attacked(model: nn.Module, program: Program) -> str | None:
+    """Whether certificates break at 0.999 of their radius, or at another size of the batch."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, *program.shape, generator=generator, dtype=torch.float64)
+    x = (x * torch.logspace(-2, 2, len(x), dtype=torch.float64).reshape(-1, *[1] * len(program.shape))).to(program.dtype)
+    logits = Classifier(model).eval()
+    with torch.no_grad():
+        out = logits(x.clone())
+    if out.shape[1] < 2 or not out.isfinite().all():
+        return None
+    labels = out.argmax(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        radii = certify(logits, [(x.clone(), labels)]).radii
+    claimed = radii > 0
+    if not claimed.any() or not radii[claimed].isfinite().all():
+        return None if not claimed.any() else "a certified radius is not finite"
+    return broken(logits, x[claimed], labels[claimed], radii[claimed])
+
+
+def broken(logits: nn.Module, x: Tensor, labels: Tensor, radii: Tensor, *, steps: int = 15) -> str | None:
+    """A certificate that does not hold."""
+    near = 0.999 * radii.to(x.dtype)
+    random = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x.dtype)
+    length = random.flatten(1).norm(dim=1).reshape(-1, *[1] * (x.dim() - 1))
+    candidates = [x, x + near.reshape(length.shape) * random / length]
+    with contextlib.suppress(RuntimeError):  # programs that have no gradient
+        candidates.append(l2_pgd(lambda z: logits(z * 1), x, labels, near, steps=steps, restarts=2))
+    for name, points in zip(("no perturbation", "noise", "an attack"), candidates, strict=False):
+        with torch.no_grad():
+            out = torch.cat([logits(z[None].clone()) for z in points])
+        distance = (points.double() - x.double()).flatten(1).norm(dim=1)
+        wrong = (out.argmax(1) != labels) & (out.amax(1) > out.gather(1, labels[:, None])[:, 0]) & (distance < radii)
+        if wrong.any():
+            i = int(wrong.nonzero()[0])
+            return f"{name} changes the class at distance {distance[i]:.6g}, certified is {radii[i]:.6g}"
+    return None
