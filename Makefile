@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-everywhere check format docs clean
+.PHONY: demo test test-slow test-everywhere fuzz check format docs clean
 .DELETE_ON_ERROR:
 
 # torch goes first and pinned, so that no other package can pull a different build of it.
@@ -35,6 +35,11 @@ test-everywhere: $(READY)
 	  echo "$$variation"; \
 	  env $$variation $(BIN)/python -m pytest $$workers -m "not slow" $(TESTS) || exit 1; \
 	done
+
+# Random modules against a search for their largest quotient: FUZZ="--seed 7 --minutes 5" for another run.
+FUZZ ?= --modules 10000 --seed 0 --minutes 30
+fuzz: $(READY)
+	$(BIN)/python -m tests.certification.fuzz $(FUZZ)
 
 check: $(READY)
 	$(BIN)/ruff check .

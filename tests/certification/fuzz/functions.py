@@ -15,7 +15,7 @@ ACTIVATIONS = (
     lambda p: f"x = {p.layer(p.pick('nn.Hardtanh(-2, 3)', 'nn.Tanhshrink()', 'nn.LeakyReLU(2.0)', 'nn.SiLU()', 'nn.CELU(0.5)', 'nn.Softsign()'))}(x)",
     lambda p: p.pick("x = x.clamp(-1, 1)", "x = x.clamp(min=0.2)", "x = torch.clip(x, max=1.0)", "x = x.clamp(2, -2)"),
     lambda p: f"x = x.clamp(min={p.constant(*p.shape[-1:])})",
-    lambda p: f"x = x[..., :1].clamp({p.constant(p.pick(2, 4))}, 3.0)" if p.pick(True, False) else f"x = torch.minimum(x, {p.constant(*p.shape)})",
+    lambda p: f"x = x[..., :1].clamp(max={p.constant(p.pick(2, 4))})" if p.pick(True, False) else f"x = torch.minimum(x, {p.constant(*p.shape)})",
     lambda p: "x = torch.relu(x) - 0.25 * torch.relu(-x)",
 )  # fmt: skip
 

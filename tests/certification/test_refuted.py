@@ -1,0 +1,439 @@
+"""Models whose bounds were once below the truth, and models like them: each is bounded soundly or refused."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from orthogonium import layers as ol
+from tests.certification.fuzz import pieces
+from tests.certification.networks import Fn
+from tests.certification.soundness import sound_or_refused
+
+pytestmark = pytest.mark.operators
+
+
+def function(fn, dtype=torch.float64):
+    model = Fn(fn)
+    model.register_buffer("kind", torch.zeros((), dtype=dtype))
+    return model.eval()
+
+
+def thresholds(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+T8, MASK = torch.linspace(-3, 3, 8, dtype=torch.float64), torch.tensor([True, False, True, True])
+
+
+def _written(x):
+    x = x.clone()
+    x.squeeze_(1)
+    return x.sum(1)
+
+
+def _turned(x):
+    x = x.clone()
+    x.transpose_(1, 2)
+    return x.sum(1)
+
+
+def _widened(x):
+    x = x.clone()
+    x.unsqueeze_(1)
+    return x.expand(-1, 9, -1).sum(1)
+
+
+def _swapped(x):
+    x = x.clone()
+    x.swapaxes_(1, 2)
+    return x[:, :1].expand(-1, 9, -1)
+
+
+def _resized(x):
+    x = x.clone()
+    x.t_()
+    return 3 * x.t()
+
+
+def _flattened(x):
+    y = x.clone().unsqueeze_(1)
+    y.squeeze_(1)
+    return y.amax(1) + y.sum(1)
+
+
+# name → function on (n, *shape), shape of a sample
+FUNCTIONS = {
+    # pooling with powers
+    "lp_pool 3": (lambda x: F.lp_pool1d(x, 3.0, 2), (2, 6)),
+    "lp_pool 1": (lambda x: F.lp_pool1d(x, 1.0, 3), (2, 6)),
+    "lp_pool 5 in 2d": (lambda x: F.lp_pool2d(x, 5.0, 2), (1, 4, 4)),
+    "lp_pool ceil": (lambda x: F.lp_pool1d(x, 2.0, 4, ceil_mode=True), (1, 5)),
+    "lp_pool ceil in 2d": (lambda x: F.lp_pool2d(x, 2.0, 3, ceil_mode=True), (1, 4, 4)),
+    "lp_pool overlapping": (lambda x: F.lp_pool1d(x, 2.0, 4, stride=1), (1, 8)),
+    "lp_pool 2.5": (lambda x: F.lp_pool1d(x.abs(), 2.5, 4), (1, 8)),
+    "lp_pool of a row": (lambda x: F.lp_pool1d(x, 4.0, 2, ceil_mode=True), (2, 7)),
+    # the order of what is not sorted
+    "topk unsorted": (lambda x: x.topk(6, dim=1, sorted=False).values, (8,)),
+    "topk unsorted smallest": (lambda x: x.topk(5, dim=1, largest=False, sorted=False).values, (8,)),
+    "topk unsorted of rows": (lambda x: torch.topk(x, 3, -1, True, False)[0], (2, 6)),
+    "topk all unsorted": (lambda x: x.topk(8, sorted=False).values, (8,)),
+    "topk unsorted, weighted": (lambda x: x.topk(4, sorted=False).values * T8[:4], (40,)),
+    "sort by its indices": (lambda x: x.gather(1, x.argsort(1)) + x.argsort(1).to(x), (5,)),
+    # broadcasting by functions that look pointwise
+    "clamp to many": (lambda x: x.clamp(min=T8), (1,)),
+    "clamp below many": (lambda x: torch.clamp(x, max=T8), (1,)),
+    "clamp between many": (lambda x: x.clamp(T8 - 9, T8 + 9), (1,)),
+    "clamp_min to many": (lambda x: x.clamp_min(T8), (3, 1)),
+    "maximum with many": (lambda x: torch.maximum(x, T8), (1,)),
+    "minimum with many": (lambda x: torch.fmin(T8, x), (1,)),
+    "where of many": (lambda x: torch.where(T8 > 0, x, 2 * x), (1,)),
+    "hypot with many": (lambda x: torch.hypot(x, T8), (1,)),
+    "lerp to many": (lambda x: torch.lerp(x, T8, 0.1), (1,)),
+    "masked_fill of many": (lambda x: x.expand(-1, 4).masked_fill(MASK, 0.0), (1,)),
+    # metadata changed in place
+    "squeeze_": (_written, (1, 4)),
+    "transpose_": (_turned, (2, 9)),
+    "unsqueeze_": (_widened, (4,)),
+    "swapaxes_": (_swapped, (2, 3)),
+    "t_": (_resized, (4,)),
+    "squeeze_ and back": (_flattened, (4,)),
+    # pieces that overlap
+    "tensor_split overlapping": (lambda x: torch.cat(x.tensor_split([5, 1], 1), 1), (6,)),
+    "tensor_split by a tensor": (lambda x: torch.cat(x.tensor_split(torch.tensor([4, 2]), 1), 1), (6,)),
+    "tensor_split thrice": (lambda x: torch.cat(x.tensor_split([6, 0, 0], 1), 1), (6,)),
+    "boolean index twice": (lambda x: torch.cat([x[:, MASK], x[:, MASK]], 1), (4,)),
+    "boolean index and slice": (lambda x: torch.cat([x[:, MASK], x[:, :2]], 1), (4,)),
+    "boolean index of the sample": (lambda x: torch.cat([x[:, MASK.reshape(2, 2)], x.flatten(1)], 1), (2, 2)),
+    "index with repeats": (lambda x: x[:, [0, 0, 0, 1]], (2,)),
+    "windows": (lambda x: x.unfold(1, 3, 1), (6,)),
+    "windows by strides": (lambda x: x.contiguous().as_strided((len(x), 4, 3), (6, 1, 1)), (6,)),
+    "chunks and slices": (lambda x: torch.cat([*x.chunk(2, 1), x[:, 1:3]], 1), (4,)),
+    # upsampling by factors that do not divide
+    "upsample 94": (nn.Upsample(scale_factor=94), (1, 61)),
+    "upsample 47": (nn.Upsample(scale_factor=47.0), (1, 61)),
+    "upsample 2.3": (lambda x: F.interpolate(x, scale_factor=2.3), (1, 13)),
+    "upsample exact": (lambda x: F.interpolate(x, scale_factor=9.7, mode="nearest-exact"), (1, 13)),
+    "upsample to a size": (lambda x: F.interpolate(x, size=94), (1, 9)),
+    "upsample 2d": (lambda x: F.interpolate(x, scale_factor=(4.7, 3.1)), (1, 4, 5)),
+    "upsample linear": (lambda x: F.interpolate(x, scale_factor=7.3, mode="linear"), (1, 7)),
+    # factors that depend on the batch
+    "times the batch": (lambda x: x * len(x), (3,)),
+    "over the batch": (lambda x: 2 * x / x.shape[0], (3,)),
+    "first batch size only": (lambda x: x if len(x) in (2, 3) else 50 * x, (3,)),
+    "away from two": (lambda x: x * (1 + abs(x.size(0) - 2)), (3,)),
+    "mean over the batch": (lambda x: x - x.mean(0), (3,)),
+    "largest of the batch": (lambda x: torch.minimum(x, x.amax()), (3,)),
+    "copies by the batch": (lambda x: x.repeat(1, 3) / math.sqrt(x.shape[0]), (3,)),
+    "neighbours in the batch": (lambda x: x + x.roll(1, 0), (3,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name):
+    fn, shape = FUNCTIONS[name]
+    sound_or_refused(function(fn), shape)
+
+
+SOFTPLUS = {
+    "default": (1.0, 20.0), "low threshold": (1.0, 5.0), "wide": (0.1, 20.0), "steep": (10.0, 20.0), "at once": (2.0, 1.0),
+    "never": (1.0, 60.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOFTPLUS)
+def test_softplus_jumps_at_its_threshold(name):
+    beta, threshold = SOFTPLUS[name]
+    edge = torch.tensor(threshold / beta, dtype=torch.float64)
+    above = edge
+    for _ in range(8):
+        above = torch.nextafter(above, edge + 1)
+    pairs = [(edge[None], above[None]), (edge[None] - 1e-13, above[None])]
+    model = function(nn.Softplus(beta, threshold))
+    jump = F.softplus(edge, beta, threshold) - F.softplus(above, beta, threshold)
+    sound_or_refused(model, (1,), pairs=pairs if abs(jump) > 1e-14 * (1 + edge) else ())
+
+
+HALF = {
+    "bfloat16": lambda x: x.bfloat16().to(x.dtype),
+    "float16": lambda x: x.half().to(x.dtype),
+    "product in bfloat16": lambda x: (x.bfloat16() * 0.5).to(x.dtype),
+    "float32 in float64": lambda x: x.double().float().to(x.dtype),
+    "autocast": lambda x: _autocast(x),
+    "to an integer": lambda x: (256 * x).to(torch.int32).to(x.dtype) / 256,
+    "float8": lambda x: x.to(torch.float8_e5m2).to(x.dtype),
+}
+
+
+def _autocast(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ torch.eye(x.shape[1], dtype=x.dtype)).to(x.dtype)
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_steps_of_coarse_formats(name):
+    """Rounding makes steps of a function. A bound may leave them out only if it says so: see `LipschitzBound.rounding`."""
+    dtype = torch.float64 if "float64" in name else torch.float32
+    model = function(HALF[name], dtype)
+    bound = sound_or_refused(model, (3,), dtype)
+    assert bound is None or bound >= 0.999
+
+
+LIBRARY = torch.library.Library("orthogonium_tests", "DEF")
+for _name, _fn in {"relu": lambda x: 10 * x, "linear": lambda x: 7 * x, "clone": lambda x: 4 * x.clone()}.items():
+    LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
+    LIBRARY.impl(_name, _fn, "CompositeExplicitAutograd")
+LIBRARY.define("add(Tensor x, Tensor y) -> Tensor")
+LIBRARY.impl("add", lambda x, y: 10 * x + y, "CompositeExplicitAutograd")
+
+
+def relu(x):
+    return 10 * x
+
+
+class ReLU(nn.ReLU):
+    def forward(self, input):
+        return 10 * input
+
+
+NAMES = {
+    "relu of another library": lambda x: torch.ops.orthogonium_tests.relu(x),
+    "linear of another library": lambda x: torch.ops.orthogonium_tests.linear(x),
+    "clone of another library": lambda x: torch.ops.orthogonium_tests.clone(x),
+    "add of another library": lambda x: torch.ops.orthogonium_tests.add(x, x),
+    "elu with a scale": lambda x: torch.ops.aten.elu(x, 1.0, 10.0, 1.0),
+    "elu with an input scale": lambda x: torch.ops.aten.elu(x, 2.0, 1.0, 10.0),
+    "leaky_relu by its operator": lambda x: torch.ops.aten.leaky_relu.default(x, 10.0),
+    "hardtanh by its operator": lambda x: 10 * torch.ops.aten.hardtanh(x, -9.0, 9.0),
+    "a function named relu": relu,
+    "a class named ReLU": ReLU(),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_prove_nothing(name):
+    sound_or_refused(function(NAMES[name]), (4,))
+
+
+def dense(features, scale=0.01):
+    layer = nn.Linear(features, features).double()
+    with torch.no_grad():
+        layer.weight.copy_(scale * torch.eye(features))
+    return layer
+
+
+class Caller(nn.Module):
+    """A layer, another weight for it, and code that uses both."""
+
+    def __init__(self, code, layer=None):
+        super().__init__()
+        self.layer, self.code = layer or dense(4), code
+        self.register_buffer("other", 100 * self.layer.weight.detach().clone())
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def _functional(self, x):
+    return torch.func.functional_call(self.layer, {"weight": self.other}, (self.layer(x),))
+
+
+def _functional_first(self, x):
+    return self.layer(torch.func.functional_call(self.layer, {"weight": self.other}, (x,)))
+
+
+def _both(self, x):
+    return torch.cat([self.layer(x), torch.func.functional_call(self.layer, {"weight": self.other}, (x,))], 1)
+
+
+def _exchanged(self, x):
+    y, own = self.layer(x), self.layer.weight.data
+    self.layer.weight.data = self.other
+    y = self.layer(y)
+    self.layer.weight.data = own
+    return y
+
+
+def _written_weight(self, x):
+    y, own = self.layer(x), self.layer.weight.detach().clone()
+    with torch.no_grad():
+        self.layer.weight.copy_(self.other)
+        y = y + self.layer(x)
+        self.layer.weight.copy_(own)
+    return y
+
+
+def _new_parameter(self, x):
+    y, own = self.layer(x), self.layer.weight
+    self.layer.weight = nn.Parameter(self.other)
+    y = y + self.layer(x)
+    self.layer.weight = own
+    return y
+
+
+def _new_layers(self, x):
+    """Layers that live for one call: the next one may have the identity of the last."""
+    for weight in (self.layer.weight, self.other, self.other):
+        x = torch.func.functional_call(nn.Linear(4, 4).double(), {"weight": weight, "bias": self.layer.bias}, (x,))
+    return x
+
+
+def _pre_hook(self, x):
+    def edit(module, args):
+        module.weight.data = self.other
+
+    y, own = self.layer(x), self.layer.weight.data
+    handle = self.layer.register_forward_pre_hook(edit)
+    y = y + self.layer(x)
+    handle.remove()
+    self.layer.weight.data = own
+    return y
+
+
+WEIGHTS = {
+    "functional_call after": (_functional, None, (4,)),
+    "functional_call before": (_functional_first, None, (4,)),
+    "functional_call beside": (_both, None, (4,)),
+    "data exchanged": (_exchanged, None, (4,)),
+    "weight written": (_written_weight, None, (4,)),
+    "parameter replaced": (_new_parameter, None, (4,)),
+    "layers of one call": (_new_layers, None, (4,)),
+    "pre-hook that swaps": (_pre_hook, None, (4,)),
+    "convolution": (_functional, nn.Conv1d(2, 2, 3, padding=1).double(), (2, 5)),
+    "circular convolution": (_exchanged, nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular").double(), (2, 5)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_are_those_of_the_call(name):
+    code, layer, shape = WEIGHTS[name]
+    sound_or_refused(Caller(code, layer).eval(), shape)
+
+
+class Alternating(nn.Module):
+    """Another function at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_model_that_counts_its_calls():
+    sound_or_refused(Alternating().eval(), (3,))
+
+
+# Layers that are not what their class promises.
+CHANGED = {
+    "LoRA": (lambda: pieces.LoRA(4, 3, scale=20.0), (4,)),
+    "scaled weight": (lambda: pieces.ScaledLinear(4, 3), (4,)),
+    "scaled layer of ours": (lambda: pieces.ScaledOrtho(4, 4), (4,)),
+    "forward of the instance": (lambda: pieces.own_forward(nn.Linear(4, 4), 10.0), (4,)),
+    "forward of our instance": (lambda: pieces.own_forward(ol.OrthoLinear(4, 4), 10.0), (4,)),
+    "hook": (lambda: pieces.hooked(ol.OrthoLinear(4, 4), post=pieces.doubled), (4,)),
+    "hook in place": (lambda: pieces.hooked(ol.OrthoLinear(4, 4), post=pieces.doubled_in_place), (4,)),
+    "pre-hook": (lambda: pieces.hooked(ol.MaxMin(), pre=pieces.shifted_input), (4,)),
+    "pre-hook in place": (lambda: pieces.hooked(ol.OrthoLinear(4, 4), pre=pieces.edited_input), (4,)),
+    "hook of a block": (lambda: pieces.hooked(ol.CPLLinear(4), post=pieces.doubled_in_place), (4,)),
+    "CPL frozen and edited": (lambda: pieces.edited(ol.CPLLinear(4), 10.0), (4,)),
+    "CPL convolution edited": (lambda: pieces.edited(ol.CPLConv1d(2), 10.0), (2, 5)),
+    "SLL edited": (lambda: pieces.edited(ol.SDPBasedLipschitzDense(4, 4, 6), 10.0), (4,)),
+    "SLL block edited": (lambda: pieces.edited(ol.SDPBasedLipschitzResBlock1d(2, 2.0), 10.0), (2, 6)),
+    "sandwich edited": (lambda: pieces.edited(ol.SandwichLinear(4, 3), 10.0), (4,)),
+    "AOC residual edited": (lambda: pieces.edited(ol.AOCLipschitzResBlock1d(2, 1.0, 3), 10.0), (2, 6)),
+    "SLL-AOC edited": (lambda: pieces.edited(ol.SLLxAOCLipschitzResBlock1d(2, 4, 1.0), 10.0), (2, 6)),
+    "orthogonal edited": (lambda: pieces.edited(ol.OrthoLinear(4, 4), 10.0), (4,)),
+    "CPL with GELU": (lambda: pieces.swapped_activation(ol.CPLLinear(4), nn.GELU()), (4,)),
+    "SLL with GELU": (lambda: pieces.swapped_activation(ol.SDPBasedLipschitzDense(4, 4, 6), nn.GELU()), (4,)),
+    "sandwich with SiLU": (lambda: pieces.swapped_activation(ol.SandwichLinear(4, 4), nn.SiLU()), (4,)),
+    "CPL with a steep slope": (lambda: pieces.swapped_activation(ol.CPLLinear(4), nn.LeakyReLU(-3.0)), (4,)),
+    "CPL with a hooked slope": (lambda: _hooked_slope(), (4,)),
+    "CPL with its own slope": (lambda: pieces.swapped_activation(ol.CPLLinear(4), Fn(lambda t: 5 * t.relu())), (4,)),
+}  # fmt: skip
+
+
+def _hooked_slope():
+    return pieces.swapped_activation(ol.CPLLinear(4), pieces.hooked(nn.ReLU(), post=pieces.doubled_in_place))
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_layers_are_measured(name):
+    make, shape = CHANGED[name]
+    sound_or_refused(nn.Sequential(make().double()).eval(), shape)
+
+
+BLOCKS = {
+    "CPL": (lambda **k: ol.CPLLinear(6, **k), (6,)),
+    "CPL convolution": (lambda **k: ol.CPLConv1d(3, **k), (3, 6)),
+    "SLL": (lambda **k: ol.SDPBasedLipschitzDense(6, 6, 12, **k), (6,)),
+    "SLL convolution": (lambda **k: ol.SDPBasedLipschitzResBlock1d(3, 2.0, **k), (3, 6)),
+    "sandwich": (lambda **k: ol.SandwichLinear(6, 6, **k), (6,)),
+    "AOC residual": (lambda **k: ol.AOCLipschitzResBlock1d(4, 1.0, 3, **k), (4, 6)),
+}  # fmt: skip
+
+
+def _in_float64(model):
+    """What the stored weights apply in exact arithmetic."""
+    return ol.freeze(model).double().eval()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blocks_in_half_precision(name, dtype):
+    make, shape = BLOCKS[name]
+    model = nn.Sequential(*(make(bias=False) for _ in range(3))).to(dtype).eval()
+    bound = sound_or_refused(model, shape, dtype)
+    if bound is not None:
+        assert_bounds(_in_float64(model), shape, bound)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_twenty_blocks_in_single_precision(name):
+    make, shape = BLOCKS[name]
+    model = nn.Sequential(*(make(bias=False, activation=nn.Identity()) for _ in range(20))).eval()
+    bound = sound_or_refused(model, shape, torch.float32)
+    if bound is not None:
+        assert_bounds(_in_float64(model), shape, bound)
+
+
+def assert_bounds(model, shape, bound):
+    from tests.certification.fuzz.judge import Judge
+
+    against = Judge(model, shape, torch.float64).verdict(bound).against
+    assert against is None, f"in float64, {against}"
+
+
+def _nan(layer, name=None, value=math.nan):
+    with torch.no_grad():
+        for key, p in layer.named_parameters():
+            if name is None or name in key:
+                p.view(-1)[0] = value
+    return layer
+
+
+NANS = {
+    "CPL": (lambda: _nan(ol.CPLLinear(4)), (4,)),
+    "CPL bias": (lambda: _nan(ol.CPLLinear(4), "bias"), (4,)),
+    "CPL infinite": (lambda: _nan(ol.freeze(ol.CPLLinear(4)), value=math.inf), (4,)),
+    "SLL": (lambda: _nan(ol.SDPBasedLipschitzDense(4, 4, 6)), (4,)),
+    "SLL convolution": (lambda: _nan(ol.SDPBasedLipschitzResBlock1d(2, 1.0)), (2, 5)),
+    "sandwich": (lambda: _nan(ol.SandwichLinear(4, 4)), (4,)),
+    "householder": (lambda: _nan(ol.HouseHolder(4)), (4,)),
+    "additive residual": (lambda: _nan(ol.AdditiveResidual(torch.tanh)), (4,)),
+    "centering": (lambda: _nan(ol.BatchCentering(4)), (4,)),
+    "constant added": (lambda: Fn(lambda x: x + math.nan), (4,)),
+    "constant joined": (lambda: Fn(lambda x: torch.cat([x, torch.full_like(x, math.nan)], 1)), (4,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NANS)
+def test_models_with_nan_have_no_bound(name):
+    make, shape = NANS[name]
+    model = nn.Sequential(make()).double().eval()
+    model.register_buffer("kind", torch.zeros((), dtype=torch.float64))
+    assert sound_or_refused(model, shape) is None
