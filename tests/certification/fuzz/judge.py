@@ -5,25 +5,26 @@ two outputs that were computed.
 
 Note [Rounding of a quotient]
 An operation that returns t in a format of precision eps may be wrong by a few eps‖t‖, and what follows may amplify that.
-So a numerator is known to within 16·Σ eps‖t‖ over all tensors the program makes for this pair, times max(1, bound). A
-quotient refutes a bound only if it does so after the numerator is lowered by that much. A cast to a coarser format counts
-with the precision of this format.
+So a numerator is known to within 16·Σ eps‖t‖ over all tensors the program makes for this pair, times max(1, bound); in half
+precision, where sums are accumulated in a wider format and one rounding is left, within Σ eps‖t‖. A quotient refutes a bound
+only if it does so after the numerator is lowered by that much. A cast to a coarser format counts with its precision.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 SCALES = (0.0, 1e-6, 1e-2, 0.3, 1.0, 1.0, 1.0, 1.0, 3.0, 10.0, 100.0, 1e4)
 STEPS = (1e-6, 1e-4, 1e-2, 0.3, 3.0, 100.0)
-ROUNDING = 16.0
+ROUNDING, HALF = 16.0, 1e-4
 ALLOWED = 1e-9  # relative, for the arithmetic of the judge itself
 BATCHES = (1, 2, 3, 7)
 
@@ -42,19 +43,32 @@ class Verdict:
 
 
 class _Magnitudes(TorchDispatchMode):
-    """Σ eps‖t‖ over the tensors that operations return, and the coarsest eps among them."""
+    """Rounding of the tensors that operations compute (views are not computed), and the coarsest eps among them."""
 
     total = 0.0
     coarsest = 0.0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
+        for t in () if func.is_view else tree_leaves(out):
             if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.numel():
                 eps, wide = torch.finfo(t.dtype).eps, torch.complex128 if t.is_complex() else torch.float64
-                self.total += eps * float(torch.linalg.vector_norm(t.detach().to(wide)))
+                self.total += eps * (1 if eps > HALF else ROUNDING) * float(torch.linalg.vector_norm(t.detach().to(wide)))
                 self.coarsest = max(self.coarsest, eps)
         return out
+
+
+@contextlib.contextmanager
+def _frozen(fn: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Parameters ask for no gradient, so that constrained weights are built once."""
+    asking = [p for p in fn.parameters() if p.requires_grad] if isinstance(fn, nn.Module) else []
+    try:
+        for p in asking:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in asking:
+            p.requires_grad_(True)
 
 
 class Judge:
@@ -80,10 +94,14 @@ class Judge:
         """Note [Rounding of a quotient]."""
         with torch.no_grad(), _Magnitudes() as seen:
             self.fn(torch.stack(points))
-        return ROUNDING * seen.total
+        return seen.total
 
     def verdict(self, bound: float) -> Verdict:
         """Compare everything the search finds with a bound."""
+        with _frozen(self.fn):
+            return self._verdict(bound)
+
+    def _verdict(self, bound: float) -> Verdict:
         reason = self.mixing()
         if reason is not None:
             return Verdict(math.inf, reason)
@@ -201,7 +219,7 @@ class Judge:
             optimizer = torch.optim.Adam([{"params": [x], "lr": 0.1}, {"params": [v], "lr": 0.1 * length}])
             for _ in range(steps):
                 try:
-                    change = (self.fn(x + v) - self.fn(x * 1)).flatten(1).double().norm(dim=1)
+                    change = (self.fn(x + v) - self.fn(x * 1)).reshape(len(x), -1).double().norm(dim=1)
                     if not change.requires_grad:
                         return
                     quotient = (change + 1e-12).log() - (v.double().flatten(1).norm(dim=1) + 1e-12).log()
