@@ -27,6 +27,7 @@ STEPS = (1e-6, 1e-4, 1e-2, 0.3, 3.0, 100.0)
 ROUNDING, HALF = 16.0, 1e-4
 ALLOWED = 1e-9  # relative, for the arithmetic of the judge itself
 BATCHES = (1, 2, 3, 7)
+KEPT = 8  # pairs that are looked at closely
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,15 @@ class Judge:
         if reason is not None:
             return Verdict(math.inf, reason)
         best = 0.0
-        for _, x, y in self.pairs:
-            for batch in BATCHES[:2]:  # a factor may depend on the size of the batch
-                distance = float((x.double() - y.double()).norm())
-                fx, fy = (self(p[None].expand(batch, *self.shape))[0] for p in (x, y))
-                quotient = (float((fx - fy).norm()) - self.rounding(x, y) * max(1.0, bound)) / distance
-                best = max(best, quotient)
-                if quotient > bound * (1 + ALLOWED):
-                    return Verdict(
-                        quotient, f"quotient {quotient:.9g} at distance {distance:.3g}, {batch} in the batch, bound {bound:.9g}"
-                    )
+        for rank, (score, x, y) in enumerate(self.pairs):
+            if rank > 1 and score <= bound:
+                break  # pairs are sorted: the rest speaks for the bound
+            distance = float((x.double() - y.double()).norm())
+            change = float((self(x[None])[0] - self(y[None])[0]).norm())
+            quotient = (change - self.rounding(x, y) * max(1.0, bound)) / distance
+            best = max(best, quotient)
+            if quotient > bound * (1 + ALLOWED):
+                return Verdict(quotient, f"quotient {quotient:.9g} at distance {distance:.3g}, bound {bound:.9g}")
         return Verdict(best)
 
     def mixing(self) -> str | None:
@@ -175,10 +175,11 @@ class Judge:
         numerator = (fx - fy).norm(dim=1)
         guess = 4 * self.eps * (fx.norm(dim=1) + x.double().flatten(1).norm(dim=1) + 1)
         score = torch.where(distance > 0, (numerator - guess) / distance, torch.full_like(distance, -1.0)).nan_to_num(-1.0)
-        for i in score.argsort(descending=True)[:4].tolist():
-            if score[i] > 0:
-                self.pairs.append((float(score[i]), x[i].clone(), y[i].clone()))
-        self.pairs = sorted(self.pairs, key=lambda pair: -pair[0])[:12]
+        values, places = score.topk(min(KEPT, len(score)))
+        least = self.pairs[-1][0] if len(self.pairs) == KEPT else 0.0
+        better = [(v, x[i], y[i]) for v, i in zip(values.tolist(), places.tolist(), strict=True) if v > least]
+        if better:
+            self.pairs = sorted(self.pairs + better, key=lambda pair: -pair[0])[:KEPT]
         return score
 
     def slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,13 +194,11 @@ class Judge:
 
     def along(self, points: Tensor, directions: Tensor) -> None:
         """Steps of many lengths, in both ways."""
-        out = self(points)
-        for step in STEPS:
-            for sign in (step, -step):
-                moved = points + sign * directions
-                self.keep(points, moved, out, self(moved))
+        steps = torch.tensor([sign * step for step in STEPS for sign in (1, -1)]).to(self.dtype)
+        moved = (points[:, None] + steps.reshape(-1, *[1] * len(self.shape)) * directions[:, None]).flatten(0, 1)
+        self.keep(points.repeat_interleave(len(steps), 0), moved, self(points).repeat_interleave(len(steps), 0), self(moved))
 
-    def bisect(self, x: Tensor, y: Tensor, steps: int = 24) -> None:
+    def bisect(self, x: Tensor, y: Tensor, steps: int = 20) -> None:
         """Of the two halves of a segment one is at least as steep as the whole: descend into it, down to a jump."""
         fx, fy = self(x), self(y)
         for _ in range(steps):
@@ -210,7 +209,7 @@ class Judge:
             x, y = torch.where(first, x, middle), torch.where(first, middle, y)
             fx, fy = torch.where(first.reshape(-1, 1), fx, fm), torch.where(first.reshape(-1, 1), fm, fy)
 
-    def ascend(self, points: Tensor, directions: Tensor, steps: int = 12) -> None:
+    def ascend(self, points: Tensor, directions: Tensor, steps: int = 10) -> None:
         """Gradient ascent on the logarithm of the quotient in both ends of a segment, where torch knows a gradient."""
         size = points.flatten(1).norm(dim=1).clamp_min(1e-2).reshape(-1, *[1] * len(self.shape))
         for length in (1e-3, 1.0):

@@ -22,7 +22,7 @@ from torch import nn
 from orthogonium import layers as ol
 from tests.certification.fuzz import pieces
 
-torch.manual_seed({seed})
+torch.default_generator.manual_seed({seed})
 torch.set_default_dtype({dtype})
 
 
