@@ -10,7 +10,7 @@ ACTIVATIONS = (
     lambda p: f"x = F.leaky_relu(x, {p.pick(-3.0, 0.0, 0.2, 1.5)})",
     lambda p: f"x = F.{p.pick('elu', 'celu')}(x, {p.pick(0.1, 1.0, 4.0)})",
     lambda p: f"x = F.gelu(x, approximate={p.pick('tanh', 'none')!r})",
-    lambda p: f"x = F.{p.pick('softshrink(x, 0.4)', 'hardtanh(x, -0.3, 2.0)', 'hardshrink(x, 0.0)', 'threshold(x, 0.0, 0.0)', 'rrelu(x)', 'relu6(2 * x)')}",
+    lambda p: f"x = F.{p.pick('softshrink(x, 0.4)', 'hardtanh(x, -0.3, 2.0)', 'threshold(x, 0.0, 0.0)', 'rrelu(x)', 'relu6(2 * x)')}",
     lambda p: f"x = {p.layer(f'nn.PReLU({p.shape[0]}, init={p.pick(-2.0, 0.3, 1.7)})')}(x)",
     lambda p: f"x = {p.layer(p.pick('nn.Hardtanh(-2, 3)', 'nn.Tanhshrink()', 'nn.LeakyReLU(2.0)', 'nn.SiLU()', 'nn.CELU(0.5)', 'nn.Softsign()'))}(x)",
     lambda p: p.pick("x = x.clamp(-1, 1)", "x = x.clamp(min=0.2)", "x = torch.clip(x, max=1.0)", "x = x.clamp(2, -2)"),
@@ -27,7 +27,7 @@ REDUCTIONS = (
     lambda p: (lambda a: f"x = x.kthvalue({p.split(a)}, {a}).values")(p.axis()),
     lambda p: (lambda a: f"x = x.topk({p.split(a)}, {a}, largest={p.pick(True, False)}).values")(p.axis()),
     lambda p: f"x = x.sort(dim={p.axis()}, descending={p.pick(True, False)}).values",
-    lambda p: f"x = torch.msort(x.transpose(0, 1)).transpose(0, 1)",
+    lambda p: "x = torch.msort(x.transpose(0, 1)).transpose(0, 1)",
     lambda p: f"x = x.{p.pick('cumsum', 'logcumsumexp')}({p.axis()})",
     lambda p: f"x = x.{p.pick('cummax', 'cummin')}({p.axis()}).values",
     lambda p: f"x = x.norm(p={p.pick(1, 2, 3, 1.5, float('inf'))!r}, dim={p.axis()}, keepdim=True)".replace("inf", 'float("inf")'),
@@ -126,10 +126,10 @@ BRANCHES = (
     lambda p: "x = torch.where(x > 0, x, 0.5 * x)",
     lambda p: f"x = torch.logaddexp(x, {p.same()})",
     lambda p: f"x = x + x.{p.pick('mean', 'sum', 'amax')}({p.axis()}, keepdim=True)",
-    lambda p: f"x = x[:, :1] + x",
+    lambda p: "x = x[:, :1] + x",
     lambda p: f"x = torch.hypot(x, {p.same()})",
     lambda p: f"x = x - {p.same()}",
-    lambda p: f"x = x.transpose(1, -1) - x.transpose(1, -1).flip(1)",
+    lambda p: "x = x.transpose(1, -1) - x.transpose(1, -1).flip(1)",
     lambda p: f"x = torch.stack([x, {p.same()}]).{p.pick('sum(0)', 'amax(0)', 'mean(0)', 'norm(dim=0)')}",
     lambda p: "x = sum([x, x.tanh(), -x])",
     lambda p: f"x = torch.cat([x.relu(), (-x).relu()], {p.axis()})",
@@ -138,7 +138,7 @@ BRANCHES = (
 
 # Lipschitz as a whole, made of parts that are not.
 COMPOSED = (
-    lambda p: p.pick("x = (1 + x * x).sqrt()", "x = (x.abs() + 1).log()", "x = (1 + x.abs()).reciprocal()", "x = x * (x > 0)"),
+    lambda p: p.pick("x = (1 + x * x).sqrt()", "x = (x.abs() + 1).log()", "x = (1 + x.abs()).reciprocal()", "x = x * (x > 0)", "x = F.hardshrink(x, 0.0)"),
     lambda p: p.pick(f"x = pieces.ball(x, {p.axis()})", f"x = F.normalize(x, dim={p.axis()}, eps=1.0)", "x = x / (1 + x.abs())"),
     lambda p: p.pick(f"x = x.std({p.axis()}, keepdim=True)", "x = x.abs().clamp_min(0.5).log()", "x = x.clamp(-1, 1) ** 2"),
     lambda p: p.pick("x = x.clone()\nx[x < 0] = 0.0", "x = F.glu(x.clamp(-2, 2), dim=1)", "x = x.sigmoid() * x.tanh()"),
@@ -146,12 +146,15 @@ COMPOSED = (
 )  # fmt: skip
 
 CASTS = (
-    lambda p: "x = x.float().to(self.kind)",
     lambda p: "x = x.double().to(self.kind)",
+    lambda p: "x = x.to(torch.complex128).real.to(self.kind)" if p.rng.random() < 0.3 else "x = x.type_as(self.kind) / 2",
+    lambda p: "x = x.to(self.kind.device, self.kind.dtype, copy=True)",
+)
+
+ROUNDED = (
+    lambda p: "x = x.float().to(self.kind)",
     lambda p: "x = (2 * x.bfloat16()).to(self.kind)",
     lambda p: "x = x.half().to(self.kind.dtype) - 1",
-    lambda p: "x = x.to(torch.complex128).real.to(self.kind)",
-    lambda p: "x = x.type_as(self.kind)",
     lambda p: "x = torch.tanh(x.to(dtype=torch.float32)).to(self.kind)",
 )
 

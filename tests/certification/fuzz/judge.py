@@ -27,6 +27,10 @@ STEPS = (1e-6, 1e-4, 1e-2, 0.3, 3.0, 100.0)
 ROUNDING, HALF = 16.0, 1e-4
 ALLOWED = 1e-9  # relative, for the arithmetic of the judge itself
 BATCHES = (1, 2, 3, 7)
+EMPTY = {
+    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty, torch.ops.aten.empty_strided,
+    torch.ops.aten.new_empty_strided, torch.ops.aten.resize_, torch.ops.aten.set_,
+}  # memory that nobody has computed  # fmt: skip
 KEPT = 8  # pairs that are looked at closely
 
 
@@ -51,7 +55,7 @@ class _Magnitudes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for t in () if func.is_view else tree_leaves(out):
+        for t in () if func.is_view or func.overloadpacket in EMPTY else tree_leaves(out):
             if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.numel():
                 eps, wide = torch.finfo(t.dtype).eps, torch.complex128 if t.is_complex() else torch.float64
                 self.total += eps * (1 if eps > HALF else ROUNDING) * float(torch.linalg.vector_norm(t.detach().to(wide)))

@@ -38,6 +38,8 @@ def odd(p: Draft) -> str:
     """A layer that does not do what its class or its weights say."""
     n = p.shape[-1]
     hook = p.pick("post=pieces.doubled", "post=pieces.doubled_in_place", "pre=pieces.shifted_input", "pre=pieces.edited_input")
+    if p.rng.random() < 0.05:
+        return p.tagged("rounding", f"pieces.bf16({affine(p)})")
     return p.pick(
         f"pieces.LoRA({n}, {p.pick(2, n)}, scale={p.scalar()})",
         f"pieces.ScaledLinear({n}, {p.pick(2, n)})",
@@ -49,7 +51,6 @@ def odd(p: Draft) -> str:
         f"pieces.hooked({affine(p)}, {hook})",
         f"pieces.hooked(nn.ReLU(), {hook})",
         f"pieces.own_forward({affine(p)}, {p.scalar()})",
-        f"pieces.bf16({affine(p)})",
         f"nn.utils.parametrizations.weight_norm({square(p)})",
         f"nn.utils.parametrizations.orthogonal({square(p)})",
         f"nn.Sequential({square(p)}, nn.ReLU(), {square(p)})",
@@ -164,8 +165,10 @@ def block(p: Draft) -> str:
     text = p.pick(*kinds)
     if "LBDN" in text:
         return text
+    if p.rng.random() < 0.06:
+        return p.tagged("rounding", f"pieces.bf16({text})")
     return p.pick(
-        text, text, f"pieces.trained({text})", f"ol.freeze({text})", f"pieces.edited({text}, {p.scalar()})", f"pieces.bf16({text})",
+        text, text, f"pieces.trained({text})", f"ol.freeze({text})", f"pieces.edited({text}, {p.scalar()})",
         f"pieces.swapped_activation({text}, nn.{p.pick('GELU()', 'LeakyReLU(2.0)', 'Hardtanh()', 'SiLU()')})",
         f"pieces.hooked({text}, post=pieces.doubled_in_place)",
     )  # fmt: skip
@@ -187,7 +190,7 @@ def constrained(p: Draft) -> str:
             f"ol.RKOConv{n}d({c}, {c}, 2, stride=2, padding=0)",
         )
     wrapped = f"ol.{p.pick('AdditiveResidual', 'ConcatResidual', 'L2NormResidual', 'PrescaledAdditiveResidual')}(torch.tanh)"
-    return p.pick(text, text, f"pieces.edited({text}, {p.scalar()})", f"ol.freeze({text})", f"pieces.bf16({text})", wrapped)
+    return p.pick(text, text, f"pieces.edited({text}, {p.scalar()})", f"ol.freeze({text})", wrapped)
 
 
 def shape(p: Draft) -> str:

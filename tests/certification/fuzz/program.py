@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 import warnings
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+SHAPES = (
+    (4,), (6,), (9,), (2, 4), (4, 4), (3, 6), (4, 8), (2, 4, 4), (4, 3, 3), (3, 4, 4), (1, 6, 6), (2, 2, 3, 3),
+)  # fmt: skip
 LARGEST = 96  # entries of a sample
 HEADER = """\
 import torch
@@ -52,7 +56,8 @@ class Group:
     Attributes:
         weight: how often one of them is drawn.
         statements: each writes lines for a draft; x is the tensor they act on.
-        tag: why a refusal is right, if it is: "no constant", "control flow" or "batch".
+        tag: why a refusal is right, if it is: "no constant", "composed" (Lipschitz only as a whole), "control flow", "batch"
+            (samples depend on each other) or "rounding" (to a coarser format than that of the model).
     """
 
     weight: float
@@ -84,6 +89,12 @@ class Draft:
     body: list[str] = field(default_factory=list)
     saved: dict[str, tuple[int, ...]] = field(default_factory=dict)
     layers: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+
+    def tagged(self, tag: str, text: str) -> str:
+        """A text with a reason to be refused."""
+        self.tags.append(tag)
+        return text
 
     @property
     def rank(self) -> int:
@@ -167,16 +178,19 @@ class Draft:
 
 def write(rng: random.Random, groups: dict[str, Group], statements: tuple[int, int] = (2, 12)) -> Program:
     """Draw a program that runs on batches of any size."""
-    shape = rng.choice([(4,), (6,), (9,), (2, 4), (4, 4), (3, 6), (4, 8), (2, 4, 4), (4, 3, 3), (3, 4, 4), (1, 6, 6), (2, 2, 3, 3)])
+    shape = rng.choice(SHAPES)
     dtype = torch.float32 if rng.random() < 0.08 else torch.float64
     seed, wanted = rng.randrange(2**16), rng.randint(*statements)
     names, weights = list(groups), [group.weight for group in groups.values()]
-    draft, tags = Draft(rng, shape), set()
+    draft = Draft(rng, shape)
     for _ in range(6 * wanted):
         group = groups[rng.choices(names, weights)[0]]
-        before = (draft.shape, list(draft.init), list(draft.body), dict(draft.saved), list(draft.layers))
+        before = dataclasses.replace(
+            draft, init=[*draft.init], body=[*draft.body], saved={**draft.saved}, layers=[*draft.layers], tags=[*draft.tags]
+        )
         with contextlib.suppress(Unfit):
             draft.body.append(rng.choice(group.statements)(draft))
+            draft.tags += [group.tag] if group.tag else []
             if rng.random() < 0.15:
                 name = f"s{len(draft.saved)}"
                 draft.body.append(f"{name} = x")
@@ -185,12 +199,11 @@ def write(rng: random.Random, groups: dict[str, Group], statements: tuple[int, i
             if found is not None:
                 draft.shape = found
                 draft.saved = {name: size or found for name, size in draft.saved.items()}
-                tags |= {group.tag} if group.tag else set()
                 if len(draft.body) - len(draft.saved) >= wanted:
                     break
                 continue
-        draft.shape, draft.init, draft.body, draft.saved, draft.layers = before
-    return Program(draft.text(seed, shape, dtype), shape, dtype, frozenset(tags))
+        draft = before
+    return Program(draft.text(seed, shape, dtype), shape, dtype, frozenset(draft.tags))
 
 
 def _tried(source: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...] | None:
