@@ -75,33 +75,33 @@ def examine(program: Program, *, thorough: bool = False) -> Outcome:
     """Bound it and try to refute the bound; `thorough` also audits it and attacks certificates."""
     model, began = program.load(), time.perf_counter()
     state = {name: t.clone() for name, t in model.state_dict().items()}
+    bound, quotient, seconds = math.inf, math.nan, 0.0
 
-    def outcome(kind: str, reason: str = "", bound: float = math.inf, quotient: float = math.nan) -> Outcome:
-        return Outcome(kind, reason, bound, quotient, program, seconds)
+    def outcome(kind: str, reason: str = "") -> Outcome:
+        return Outcome(kind, reason, bound, quotient, program, seconds or time.perf_counter() - began)
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             bound = lipschitz_bound(model, program.shape).value
-        seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            if not all(torch.equal(t, state[name]) for name, t in model.state_dict().items() if not t.isnan().any()):
+                return outcome("unsound", "the certifier has changed the model")
+            if not math.isfinite(bound):
+                return outcome("unsound", f"the bound is {bound}")
+            verdict = Judge(model, program.shape, program.dtype).verdict(bound)
+            against, quotient = verdict.against, verdict.quotient
+            if against is None and thorough:
+                against = _audited(model, program, bound) or _attacked(model, program)
     except RefutedError as error:
-        seconds = time.perf_counter() - began
         return outcome("refuted", str(error))
     except (UnboundedError, TraceError, ShapeError) as error:
-        seconds = time.perf_counter() - began
         return outcome("refused", _summary(error))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported with the program that did it
-        seconds = time.perf_counter() - began
+    except Late:
+        return outcome("crashed", f"no answer within {PATIENCE} seconds")
+    except Exception as error:  # of any kind: it is no answer, and is reported with the program that caused it
         return outcome("crashed", f"{type(error).__name__}: {error}")
-    if not all(torch.equal(t, state[name]) for name, t in model.state_dict().items() if not t.isnan().any()):
-        return outcome("unsound", "the certifier has changed the model", bound)
-    if not math.isfinite(bound):
-        return outcome("unsound", f"the bound is {bound}", bound)
-    verdict = Judge(model, program.shape, program.dtype).verdict(bound)
-    against = verdict.against
-    if against is None and thorough:
-        against = _audited(model, program, bound) or _attacked(model, program)
-    return outcome("unsound" if against else "bounded", against or "", bound, verdict.quotient)
+    return outcome("unsound" if against else "bounded", against or "")
 
 
 def _summary(error: Exception) -> str:
@@ -132,23 +132,25 @@ def _attacked(model: nn.Module, program: Program) -> str | None:
     """Whether certificates break at 0.999 of their radius, or at another size of the batch."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(12, *program.shape, generator=generator, dtype=torch.float64)
-    x = (x * torch.logspace(-2, 2, len(x), dtype=torch.float64).reshape(-1, *[1] * len(program.shape))).to(program.dtype)
+    x = (x * torch.logspace(-2, 2, len(x), dtype=torch.float64).reshape(-1, *[1] * len(program.shape))).to(
+        program.dtype
+    )
     logits = Classifier(model).eval()
     with torch.no_grad():
         out = logits(x.clone())
     if out.shape[1] < 2 or not out.isfinite().all():
         return None
     labels = out.argmax(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        radii = certify(logits, [(x.clone(), labels)]).radii
+    radii = certify(logits, [(x.clone(), labels)]).radii
     claimed = radii > 0
     if not claimed.any() or not radii[claimed].isfinite().all():
         return None if not claimed.any() else "a certified radius is not finite"
     return broken(logits, x[claimed], labels[claimed], radii[claimed])
 
 
-def broken(logits: nn.Module, x: Tensor, labels: Tensor, radii: Tensor, *, steps: int = 15, noise: int = 64) -> str | None:
+def broken(
+    logits: nn.Module, x: Tensor, labels: Tensor, radii: Tensor, *, steps: int = 15, noise: int = 64
+) -> str | None:
     """A certificate that does not hold: without a perturbation, one at a time; with noise; by an attack."""
     near = 0.999 * radii.to(x.dtype)
     candidates = {"no perturbation": x}
@@ -166,5 +168,5 @@ def broken(logits: nn.Module, x: Tensor, labels: Tensor, radii: Tensor, *, steps
         wrong = (out.amax(1) > out.gather(1, labels[:, None])[:, 0]) & (distance < radii)
         if wrong.any():
             i = int(wrong.nonzero()[0])
-            return f"{int(wrong.sum())} broken: {name} changes a class at distance {distance[i]:.6g}, certified {radii[i]:.6g}"
+            return f"{int(wrong.sum())} broken: {name}, distance {distance[i]:.6g}, certified {radii[i]:.6g}"
     return None

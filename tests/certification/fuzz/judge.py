@@ -58,7 +58,9 @@ class _Magnitudes(TorchDispatchMode):
         for t in () if func.is_view or func.overloadpacket in EMPTY else tree_leaves(out):
             if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.numel():
                 eps, wide = torch.finfo(t.dtype).eps, torch.complex128 if t.is_complex() else torch.float64
-                self.total += eps * (1 if eps > HALF else ROUNDING) * float(torch.linalg.vector_norm(t.detach().to(wide)))
+                self.total += (
+                    eps * (1 if eps > HALF else ROUNDING) * float(torch.linalg.vector_norm(t.detach().to(wide)))
+                )
                 self.coarsest = max(self.coarsest, eps)
         return out
 
@@ -79,7 +81,9 @@ def _frozen(fn: Callable[[Tensor], Tensor]) -> Iterator[None]:
 class Judge:
     """Tries to refute bounds of one function on inputs of one shape."""
 
-    def __init__(self, fn: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self, fn: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
+    ) -> None:
         self.fn, self.shape, self.dtype = fn, shape, dtype
         self.size = math.prod(shape)
         self.generator = torch.Generator().manual_seed(seed)
@@ -156,7 +160,9 @@ class Judge:
         for radius in (1.0, 0.3, 0.1):  # where it is steep, look for steeper places
             best = slopes.argsort(descending=True)[:4]
             centers = points[best].repeat_interleave(3, 0)
-            size = centers.flatten(1).norm(dim=1).clamp_min(0.1).reshape(-1, *[1] * len(self.shape)) / math.sqrt(self.size)
+            size = centers.flatten(1).norm(dim=1).clamp_min(0.1).reshape(-1, *[1] * len(self.shape)) / math.sqrt(
+                self.size
+            )
             near = centers + (radius * size * self._random(len(centers))).to(self.dtype)
             steeper, turned = self.slopes(near)
             points, slopes = torch.cat([points[best], near]), torch.cat([slopes[best], steeper])
@@ -178,7 +184,9 @@ class Judge:
         distance = (x.double() - y.double()).flatten(1).norm(dim=1)
         numerator = (fx - fy).norm(dim=1)
         guess = 4 * self.eps * (fx.norm(dim=1) + x.double().flatten(1).norm(dim=1) + 1)
-        score = torch.where(distance > 0, (numerator - guess) / distance, torch.full_like(distance, -1.0)).nan_to_num(-1.0)
+        score = torch.where(distance > 0, (numerator - guess) / distance, torch.full_like(distance, -1.0)).nan_to_num(
+            -1.0
+        )
         values, places = score.topk(min(KEPT, len(score)))
         least = self.pairs[-1][0] if len(self.pairs) == KEPT else 0.0
         better = [(v, x[i], y[i]) for v, i in zip(values.tolist(), places.tolist(), strict=True) if v > least]
@@ -200,7 +208,9 @@ class Judge:
         """Steps of many lengths, in both ways."""
         steps = torch.tensor([sign * step for step in STEPS for sign in (1, -1)]).to(self.dtype)
         moved = (points[:, None] + steps.reshape(-1, *[1] * len(self.shape)) * directions[:, None]).flatten(0, 1)
-        self.keep(points.repeat_interleave(len(steps), 0), moved, self(points).repeat_interleave(len(steps), 0), self(moved))
+        self.keep(
+            points.repeat_interleave(len(steps), 0), moved, self(points).repeat_interleave(len(steps), 0), self(moved)
+        )
 
     def bisect(self, x: Tensor, y: Tensor, steps: int = 20) -> None:
         """Of the two halves of a segment one is at least as steep as the whole: descend into it, down to a jump."""

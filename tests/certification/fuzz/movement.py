@@ -108,7 +108,9 @@ def padded(p: Draft) -> str:
 
 def shuffled(p: Draft) -> str:
     p.spatial(2)
-    return p.pick("x = F.pixel_shuffle(x, 2)", "x = F.pixel_unshuffle(x, 2)", f"x = F.channel_shuffle(x, {p.divisor(p.shape[0])})")
+    return p.pick(
+        "x = F.pixel_shuffle(x, 2)", "x = F.pixel_unshuffle(x, 2)", f"x = F.channel_shuffle(x, {p.divisor(p.shape[0])})"
+    )
 
 
 def expanded(p: Draft) -> str:
@@ -126,20 +128,47 @@ def strided(p: Draft) -> str:
     return f"x = x.contiguous().as_strided((len(x), {n - 1}, 2), ({n}, 1, 1))"
 
 
+def repeated(p: Draft) -> str:
+    axis = p.axis()
+    counts = [p.pick(0, 1, 2) for _ in range(p.length(axis))]
+    return f"x = x.repeat_interleave(torch.tensor({counts}), dim={axis})"
+
+
 MOVEMENT = (
-    permute, unflatten, merged, sliced, gather, cut, cut, joined, joined, sliding, folded, unrolled, padded, padded, shuffled,
-    expanded, strided,
+    permute,
+    unflatten,
+    merged,
+    sliced,
+    gather,
+    cut,
+    cut,
+    joined,
+    joined,
+    sliding,
+    folded,
+    unrolled,
+    padded,
+    padded,
+    shuffled,
+    expanded,
+    strided,
     lambda p: f"x = x.transpose({p.axis()}, {p.axis()})",
     lambda p: p.pick("x = x.flatten(1)", f"x = x.flatten({p.rng.randrange(1, p.rank)})", "x = x.reshape(len(x), -1)"),
-    lambda p: p.pick("x = x.contiguous().view(x.shape[0], -1)", "x = x.ravel().reshape(len(x), -1)", "x = torch.flatten(x, 1)"),
+    lambda p: p.pick(
+        "x = x.contiguous().view(x.shape[0], -1)", "x = x.ravel().reshape(len(x), -1)", "x = torch.flatten(x, 1)"
+    ),
     lambda p: f"x = x.unsqueeze({p.axis()})",
-    lambda p: p.pick(f"x = x.squeeze({p.axis()})", f"x = x.swapaxes({p.axis()}, {p.axis()})", f"x = x.movedim({p.axis()}, {p.axis()})"),
+    lambda p: p.pick(
+        f"x = x.squeeze({p.axis()})",
+        f"x = x.swapaxes({p.axis()}, {p.axis()})",
+        f"x = x.movedim({p.axis()}, {p.axis()})",
+    ),
     lambda p: f"x = x.flip({p.axes()})",
     lambda p: f"x = x.roll({p.pick(1, -2)}, {p.axis()})",
     lambda p: f"x = x.rot90({p.pick(1, 2, 3)}, ({p.rng.randrange(1, p.rank)}, {p.rng.randrange(1, p.rank)}))",
     lambda p: f"x = x.repeat(1, {', '.join(str(p.pick(1, 1, 2)) for _ in p.shape)})",
     lambda p: f"x = x.repeat_interleave({p.pick(2, 3)}, dim={p.axis()})",
-    lambda p: (lambda a: f"x = x.repeat_interleave(torch.tensor({[p.pick(0, 1, 2) for _ in range(p.length(a))]}), dim={a})")(p.axis()),
+    repeated,
     lambda p: f"x = x[:, {p.indices(1)}]",
     lambda p: f"x = x[..., {p.indices(-1)}]",
     lambda p: f"x = x[..., {p.mask(p.shape[-1])}]",
@@ -148,7 +177,7 @@ MOVEMENT = (
     lambda p: (lambda a: f"x = x.narrow({a}, {p.split(a) - 1}, 2)")(p.axis()),
     lambda p: f"x = x.select({p.axis()}, -1)",
     lambda p: p.pick("x = x.tril()", "x = x.triu(1)", "x = x.diagonal(dim1=-2, dim2=-1)", "x = x.diag_embed()"),
-)  # fmt: skip
+)
 
 
 def filled(p: Draft) -> str:
@@ -168,7 +197,9 @@ def overwritten(p: Draft) -> str:
 def viewed(p: Draft) -> str:
     """A view is edited, its base is used; or the other way round."""
     k = p.split(1)
-    edit = p.pick("mul_(3)", "relu_()", "sub_(1)", "neg_()", f"copy_(x[:, -{k}:].clone())", "zero_()", "clamp_(-0.5, 1)")
+    edit = p.pick(
+        "mul_(3)", "relu_()", "sub_(1)", "neg_()", f"copy_(x[:, -{k}:].clone())", "zero_()", "clamp_(-0.5, 1)"
+    )
     if p.pick(True, False):
         return f"x = x.clone()\nv = x[:, :{k}]\nv.{edit}"
     return f"x = x.clone()\nv = x[:, :{k}]\nx.mul_(4)\nx = torch.cat([v, x], 1)"
@@ -176,7 +207,8 @@ def viewed(p: Draft) -> str:
 
 def stale(p: Draft) -> str:
     """A saved value changes with what is written later."""
-    return f"x = x.clone()\ny = x.transpose(1, -1)\nx {p.pick('*=', '-=', '/=')} {p.pick(3.0, 0.5)}\nx = x + 0.5 * y.transpose(1, -1)"
+    write = f"x {p.pick('*=', '-=', '/=')} {p.pick(3.0, 0.5)}"
+    return f"x = x.clone()\ny = x.transpose(1, -1)\n{write}\nx = x + 0.5 * y.transpose(1, -1)"
 
 
 def put(p: Draft) -> str:
@@ -199,25 +231,36 @@ def put(p: Draft) -> str:
         "x = x.scatter_reduce(1, torch.zeros_like(x, dtype=torch.long), x, 'amax')",
         f"y = x.new_zeros(len(x), {n + 2}, *x.shape[2:])\ny[:, 1:-1] += x\ny[:, 2:] -= x\nx = y",
         f"y = torch.zeros_like(x)\ny[{spread}] = 3.0\nx = x * y",
-    )  # fmt: skip
+    )
 
+
+SLOPES = "elu relu leaky_relu selu celu hardtanh silu mish".split()
+TURNS = "transpose_(1, -1) | unsqueeze_(1) | squeeze_(1) | squeeze_(-1) | swapaxes_(1, -1)".split(" | ")
 
 IN_PLACE = (
-    filled, filled, overwritten, overwritten, viewed, viewed, stale, put, put,
+    filled,
+    filled,
+    overwritten,
+    overwritten,
+    viewed,
+    viewed,
+    stale,
+    put,
+    put,
     lambda p: f"x = x * 1\nx.{p.pick('mul_', 'add_', 'sub_', 'div_')}({p.scalar()})",
     lambda p: f"x = x.clone()\nx {p.pick('*=', '+=', '-=', '/=')} {p.scalar()}",
     lambda p: f"x {p.pick('*=', '+=')} {p.scalar()}",
     lambda p: f"x = x.clone()\nx += {p.scalar()} * {p.same()}",
     lambda p: f"x = x.clone()\nx.add_({p.same()}, alpha={p.scalar()})",
     lambda p: f"x = x.clone()\nx.{p.pick('relu_', 'tanh_', 'sigmoid_', 'abs_', 'neg_', 'sin_', 'erf_')}()",
-    lambda p: f"x = F.{p.pick('elu', 'relu', 'leaky_relu', 'selu', 'celu', 'hardtanh', 'silu', 'mish')}(x * 2, inplace=True)",
+    lambda p: f"x = F.{p.pick(*SLOPES)}(x * 2, inplace=True)",
     lambda p: "x = x.clone()\nx.clamp_(min=-0.5)",
     lambda p: f"x = x.clone()\nx.addcmul_({p.constant(*p.shape)}, {p.constant(1)}, value={p.scalar()})",
     lambda p: f"x = x.clone()\nx.lerp_({p.same()}, {p.pick(0.3, -1.0, 2.0)})",
     lambda p: f"x = x.clone()\nx.data.mul_({p.scalar()})",
     lambda p: f"x = x.clone()\nx.data[:, :1] = {p.scalar()} * x.data[:, -1:]",
     lambda p: "x = x.clone()\nx.data = 2 * x.data" if p.rng.random() < 0.2 else "x = x.clone()\nx.data[:, ::2] += 1",
-    lambda p: f"x = x.clone()\nx.{p.pick('transpose_(1, -1)', 'unsqueeze_(1)', 'squeeze_(1)', 'squeeze_(-1)', 'swapaxes_(1, -1)')}",
+    lambda p: f"x = x.clone()\nx.{p.pick(*TURNS)}",
     lambda p: f"y = torch.empty_like(x)\ntorch.{p.pick('mul(x, 2.0', 'add(x, x', 'neg(x', 'abs(x')}, out=y)\nx = y",
     lambda p: f"y = torch.empty_like(x)\ny.copy_({p.scalar()} * x)\nx = y",
     lambda p: "x = x.clone()\nfor i, t in enumerate(x.unbind(1)):\n    t.mul_(i + 1)",
@@ -225,4 +268,4 @@ IN_PLACE = (
     lambda p: "y = x.clone()\nfor _ in range(2):\n    y += x\nx = y",
     lambda p: "x = x.clone()\nx.flatten(1)[:, ::2] *= 3",
     lambda p: f"x = x.contiguous()\nx.view(len(x), -1).mul_({p.constant(1)}.abs())",
-)  # fmt: skip
+)

@@ -186,7 +186,12 @@ def write(rng: random.Random, groups: dict[str, Group], statements: tuple[int, i
     for _ in range(6 * wanted):
         group = groups[rng.choices(names, weights)[0]]
         before = dataclasses.replace(
-            draft, init=[*draft.init], body=[*draft.body], saved={**draft.saved}, layers=[*draft.layers], tags=[*draft.tags]
+            draft,
+            init=[*draft.init],
+            body=[*draft.body],
+            saved={**draft.saved},
+            layers=[*draft.layers],
+            tags=[*draft.tags],
         )
         with contextlib.suppress(Unfit):
             draft.body.append(rng.choice(group.statements)(draft))

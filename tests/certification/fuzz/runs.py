@@ -60,16 +60,20 @@ def summary(found: Sequence[tuple[int, Outcome]], shown: int = 5) -> str:
     ratios = [o.quotient / o.bound for _, o in of["bounded"] if o.bound > 0]
     tight = [o.bound / o.quotient for _, o in of["bounded"] if o.quotient > 0]
     seconds = [o.seconds for _, o in found]
+    share, fair = answered / max(1, len(found)), answered / max(1, possible)
+    reasons = ", ".join(f"{n} {tag}" for tag, n in tags.most_common()) or "none"
     lines = [
         f"modules   {len(found)}",
-        f"bounded   {answered}, {answered / max(1, len(found)):.1%} of all, {answered / max(1, possible):.1%} of those with a bound",
-        f"refused   {len(right)} rightly ({', '.join(f'{n} {tag}' for tag, n in tags.most_common()) or 'none'}), {len(wrong)} others",
+        f"bounded   {answered}, {share:.1%} of all, {fair:.1%} of those that are not refused rightly",
+        f"refused   {len(right)} rightly ({reasons}), {len(wrong)} others",
         f"refuted   {len(of['refuted'])} by the certifier itself",
         f"crashed   {len(of['crashed'])}",
         f"unsound   {len(of['unsound'])}",
         f"largest quotient / bound  {max(ratios, default=0):.9f}",
         f"median bound / quotient   {statistics.median(tight) if tight else 0:.3f}",
-        f"seconds for a bound       median {statistics.median(seconds):.3f}, largest {max(seconds):.2f}" if seconds else "",
+        f"seconds for a bound       median {statistics.median(seconds):.3f}, largest {max(seconds):.2f}"
+        if seconds
+        else "",
         "",
         "Refused though there is a bound:",
         *(f"{n:6d}  {reason}" for reason, n in Counter(o.reason for o in wrong).most_common(40)),
@@ -94,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.show:
         shown = examine(program(options.seed), thorough=True)
-        print(shown.program.source, f"\n{shown.kind} {shown.reason} bound {shown.bound:.9g} quotient {shown.quotient:.9g}")
+        print(
+            shown.program.source, f"\n{shown.kind} {shown.reason} bound {shown.bound:.9g} quotient {shown.quotient:.9g}"
+        )
         return int(shown.kind == "unsound")
     began = time.monotonic()
     found = run(options.modules, options.seed, options.minutes, options.processes, options.every)
