@@ -134,6 +134,11 @@ def repeated(p: Draft) -> str:
     return f"x = x.repeat_interleave(torch.tensor({counts}), dim={axis})"
 
 
+def triangle(p: Draft) -> str:
+    text = p.pick("x = x.tril()", "x = x.triu(1)", "x = x.diagonal(dim1=-2, dim2=-1)", "x = x.diag_embed()")
+    return p.tagged("batch", text) if p.rank == 2 and "diag_embed" not in text else text  # rows are samples
+
+
 MOVEMENT = (
     permute,
     unflatten,
@@ -176,7 +181,7 @@ MOVEMENT = (
     lambda p: (lambda a: f"x = x.index_select({a}, torch.tensor({p.indices(a)}))")(p.axis()),
     lambda p: (lambda a: f"x = x.narrow({a}, {p.split(a) - 1}, 2)")(p.axis()),
     lambda p: f"x = x.select({p.axis()}, -1)",
-    lambda p: p.pick("x = x.tril()", "x = x.triu(1)", "x = x.diagonal(dim1=-2, dim2=-1)", "x = x.diag_embed()"),
+    triangle,
 )
 
 

@@ -53,7 +53,7 @@ def summary(found: Sequence[tuple[int, Outcome]], shown: int = 5) -> str:
     for seed, outcome in found:
         of[outcome.kind].append((seed, outcome))
     right = [o for _, o in of["refused"] if o.program.tags]
-    wrong = [o for _, o in of["refused"] if not o.program.tags]
+    wrong = [(seed, o.reason) for seed, o in of["refused"] if not o.program.tags]
     answered = len(of["bounded"]) + len(of["unsound"])
     possible = len(found) - len(right)
     tags = Counter(tag for o in right for tag in sorted(o.program.tags)[:1])
@@ -76,7 +76,10 @@ def summary(found: Sequence[tuple[int, Outcome]], shown: int = 5) -> str:
         else "",
         "",
         "Refused though there is a bound:",
-        *(f"{n:6d}  {reason}" for reason, n in Counter(o.reason for o in wrong).most_common(40)),
+        *(
+            f"{n:6d}  {reason}  (seed {next(seed for seed, of_this in wrong if of_this == reason)})"
+            for reason, n in Counter(reason for _, reason in wrong).most_common(40)
+        ),
     ]
     for kind in ("crashed", "refuted"):
         lines += ["", f"{kind.capitalize()}:"] + [f"  seed {s}: {o.reason[:150]}" for s, o in of[kind][: 4 * shown]]
