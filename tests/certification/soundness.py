@@ -22,11 +22,12 @@ def sound_or_refused(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float64,
     pairs: Sequence[tuple[Tensor, Tensor]] = (),
+    refusals: tuple[type[Exception], ...] = REFUSALS,
 ) -> float | None:
     """The bound of a model, None if it is refused; fails if a search, or one of the given pairs, refutes it."""
     try:
         bound = lipschitz_bound(model, shape).value
-    except REFUSALS:
+    except refusals:
         return None
     for x, y in pairs:
         with torch.no_grad():

@@ -7,6 +7,7 @@ import math
 import random
 import signal
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,7 +101,11 @@ def examine(program: Program, *, thorough: bool = False) -> Outcome:
     except Late:
         return outcome("crashed", f"no answer within {PATIENCE} seconds")
     except Exception as error:  # of any kind: it is no answer, and is reported with the program that caused it
-        return outcome("crashed", f"{type(error).__name__}: {error}")
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if "orthogonium" in f.filename or "fuzz/" in f.filename
+        ]
+        place = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "?"
+        return outcome("crashed", f"{place}: {type(error).__name__}: {error}")
     return outcome("unsound" if against else "bounded", against or "")
 
 
