@@ -22,7 +22,7 @@ from orthogonium.certification.tracked import Tracked, owner_of_positions
 from orthogonium.certification.values import Base, largest
 from orthogonium.certification.walk import Places, Step, Walk, as_written, walk_model
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.spectral import steepest_quotient
+from orthogonium.spectral import exact_twin, steepest_quotient
 
 _NOISE = 64.0  # units in the last place that an evaluation may be off by, relative to input and output
 _BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and constants may not depend on their number
@@ -87,7 +87,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def kind_of_input(model: nn.Module) -> tuple[torch.dtype, torch.device]:
     """Dtype and device of the first floating parameter or buffer."""
-    held = (t for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point())
+    held = (t for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point() and not t.is_meta)
     first = next(held, None)
     return (torch.get_default_dtype(), torch.device("cpu")) if first is None else (first.dtype, first.device)
 
@@ -158,6 +158,7 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int) -> Survey:
             raise TraceError(
                 f"The model returns {tuple(output.shape)} for a batch of {batch}: keep the samples in front, and apart."
             )
+    walk.check_alike(output)
     form = output.form()
     rounding = Error()
     for base, w in form.items():
@@ -207,17 +208,18 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
     """The largest quotient of distances that ascent finds, and what it says against the bound, if it does."""
     model = unwrapped(model)
     dtype, device = kind_of_input(model)
-    noise = _NOISE * torch.finfo(dtype).eps
+    shape = sample_shape(input_shape)
     with unchanged(model), as_written():
+        twin = exact_twin(model, shape)  # the bound is one of exact arithmetic
+        fn, kind = (model, dtype) if twin is None else (twin, torch.float64)
+        noise = _NOISE * torch.finfo(kind).eps
         for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
-            found = steepest_quotient(
-                _copied(model), sample_shape(input_shape), dtype=dtype, device=device, scales=scales, noise=noise
-            )
+            found = steepest_quotient(_copied(fn), shape, dtype=kind, device=device, scales=scales, noise=noise)
             if found.finite:
                 break
     if not found.finite:
         return math.inf, "Its output is infinite or NaN for an input of ordinary size."
-    if not found.lower > bound * (1 + noise) + torch.finfo(dtype).tiny:
+    if not found.lower > bound * (1 + noise) + torch.finfo(kind).tiny:
         return found.value, None
     return found.value, (
         f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is not "
@@ -225,9 +227,9 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
     )
 
 
-def _copied(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model on a copy of its input, which it may change in place."""
-    return lambda x: model(x * 1)
+def _copied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function of a copy of its input, which it may change in place."""
+    return lambda x: fn(x * 1)
 
 
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:

@@ -48,8 +48,9 @@ class Precise(Tensor):
         kwargs = kwargs or {}
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         dtype = next(t.digits.dtype for t in leaves if isinstance(t, Precise))
+        dynamic = torch.Tag.dynamic_output_shape in func.tags  # then values decide, and meta tensors have none
         meta = tree_map_only(Tensor, _shape_only, (args, kwargs))
-        said = func(*meta[0], **_on_meta(meta[1])) if func not in _NUMBERS else None
+        said = None if func in _NUMBERS or dynamic else func(*meta[0], **_on_meta(meta[1]))
 
         written = {
             id(value) for a, value in _named(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write
@@ -65,8 +66,11 @@ class Precise(Tensor):
             return dtype if isinstance(x, torch.dtype) and x in _FLOATING else x
 
         output = func(*tree_map(digits, args), **tree_map(digits, kwargs))
-        if said is None:
+        if func in _NUMBERS:
             return output
+        if dynamic:
+            own = next(t.dtype for t in leaves if isinstance(t, Precise))
+            return tree_map_only(Tensor, lambda t: Precise(t, own) if t.dtype == dtype else t, output)
         same = {id(t.digits): t for t in leaves if isinstance(t, Precise)}
         kinds = iter(t.dtype for t in torch.utils._pytree.tree_leaves(said) if isinstance(t, Tensor))
 

@@ -101,7 +101,11 @@ class Tracked(Followed):
             "A value computed from the input has no memory to share while its constants are followed. Use torch functions."
         )
 
-    __dlpack__ = __array__ = data_ptr = share_memory_ = __reduce_ex__ = as_subclass = _no_memory
+    __dlpack__ = __array__ = data_ptr = share_memory_ = __reduce_ex__ = _no_memory
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Itself: another type would have no memory to read."""
+        return self
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Tracked({tuple(self.shape)}, {self.dtype})"
@@ -154,6 +158,26 @@ class Tracked(Followed):
             own = (numbers == base.number) & (codes > 0)
             owner[own] = owner_of_positions(base)[positions[own]]
         return owner
+
+    def alike(self) -> bool:
+        """Whether all samples are treated alike: of the same entries, in the same places."""
+        if self.memory.base is not None and self.batch_first:
+            return True
+        owner, codes = self.owners(), self.codes
+        for base in self.used():
+            if base.owner is not None:
+                continue  # that of a value whose samples were told apart when it was computed
+            own = (codes > base.number * _SPAN) & (codes <= (base.number + 1) * _SPAN)
+            within = codes[own] - 1 - base.number * _SPAN - owner[own] * base.stride[0]
+            order = [within[owner[own] == b].sort().values for b in range(base.shape[0])]
+            if not all(torch.equal(order[0], other) for other in order[1:]):
+                return False
+        front = self.value.dim() > 0 and self.shape[0] == self.walk.batch
+        return not front or bool(((codes > 0) == (codes[:1] > 0)).all()) or not self._in_front(owner)
+
+    def _in_front(self, owner: Tensor) -> bool:
+        samples = torch.arange(self.walk.batch).reshape(-1, *[1] * (owner.dim() - 1))
+        return bool(((owner < 0) | (owner == samples)).all())
 
     @property
     def batch_first(self) -> bool:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -158,6 +159,8 @@ class Walk(TorchDispatchMode):
 
     def computed(self, inner: Tensor, effect: Effect | Jump, operands: Sequence[Tracked], name: str) -> Tracked:
         """The output of an operation, as a new base."""
+        for x in operands:
+            self.check_alike(x)
         if self.memories.find(inner) is not None or not _fills_its_memory(inner):
             inner = inner.clone(memory_format=torch.contiguous_format)
         number, shape, stride = len(self.bases), tuple(inner.shape), tuple(inner.stride())
@@ -192,6 +195,14 @@ class Walk(TorchDispatchMode):
         floor = (unit * base.size, unit * base.bound) if local.written or local.read else (0.0, 0.0)
         base.error = error.plus(Error(proved, floor))
 
+    def check_alike(self, x: Tracked) -> None:
+        """What is computed for a sample must not depend on its place in the batch."""
+        if not x.alike():
+            raise TraceError(
+                f"{self.place} treats the samples of the batch differently, by their place. Index from the second axis on: "
+                "x[:, …]."
+            )
+
     # ── operators ──
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -206,7 +217,9 @@ class Walk(TorchDispatchMode):
                 f"{self.place} uses a value of an earlier call: the model keeps values from one call to the next, so that "
                 "it is not a function of its input alone."
             )
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.inplace_view in func.tags and isinstance(args[0], Tracked):
+            return self._reshaped(func, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_values(tensors):
             return self._random(func, args, kwargs, tensors)
         if all(t.constant for t in tracked):
             return self._constants(func, args, kwargs, tensors)
@@ -237,6 +250,11 @@ class Walk(TorchDispatchMode):
     def _random(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
         """Random numbers: another function at each call."""
         operands = [t for t in tensors if isinstance(t, Tracked)]
+        if not all(t.constant for t in operands):
+            if func in self.rules:  # random only in training, which the rule knows
+                return self._apply(Call(self, func, args, kwargs))
+            call = Call(self, func, args, kwargs)
+            raise TraceError(f"{self.place}: {call.name}: {' '.join(_RANDOM)}")
         self.note(func._schema.name.split("::")[-1].strip("_"), *_RANDOM)
         output = func(*plain(args), **plain(kwargs))
         known = {id(t.value): t for t in operands}
@@ -299,6 +317,22 @@ class Walk(TorchDispatchMode):
             return Tracked(t, memory, self)
 
         return tree_map_only(Tensor, wrapped, call.output)
+
+    def _reshaped(self, func: Any, args: Any, kwargs: Any) -> Tracked:
+        """`unsqueeze_` and the like: another view of the same memory, by the same object."""
+        functional = _functional(func)
+        if functional is None:
+            raise TraceError(
+                f"{self.place}: {func} changes the shape of a tensor in place. Use a function that returns a view."
+            )
+        target = args[0]
+        names = [a.name for a in functional._schema.arguments]
+        call = Call(self, func, args, kwargs)
+        viewed = functional(**{n: plain(call[n]) for n in names})
+        with no_dispatch():  # of the object itself, whose shape torch knows
+            func(*args, **kwargs)
+        target.value = viewed
+        return target
 
     def _write(self, func: Any, args: Any, kwargs: Any, written: Sequence[str]) -> Any:
         """An operator that writes: its functional counterpart, then the write."""
@@ -452,6 +486,11 @@ def _check_constants(call: Call) -> None:
             inner = t.value if isinstance(t, Tracked) else t
             if inner.is_floating_point() and not bool(inner.isfinite().all()):
                 raise NoBound(*NOT_FINITE)
+
+
+def _without_values(tensors: Sequence[Tensor]) -> bool:
+    """Whether an operator only fills in shapes, as when a layer is made on the meta device."""
+    return bool(tensors) and all(t.is_meta for t in tensors)
 
 
 def _has_memory(t: Tensor) -> bool:

@@ -117,10 +117,13 @@ class _Search:
         """Jᵀ·dual at points; None if nothing is differentiable."""
         with torch.enable_grad():
             leaf = self.point(x).requires_grad_()
-            out = self.call(leaf)
-            if not out.requires_grad:
+            try:
+                out = self.call(leaf)
+                if not out.requires_grad:
+                    return None
+                (back,) = torch.autograd.grad(out, leaf, dual.to(out).reshape(out.shape), allow_unused=True)
+            except RuntimeError:  # code that runs but has no derivative: out=, saved values changed in place
                 return None
-            (back,) = torch.autograd.grad(out, leaf, dual.to(out).reshape(out.shape), allow_unused=True)
         return None if back is None else double(back.detach()).cpu().reshape(len(x), -1).nan_to_num(0.0, 0.0, 0.0)
 
     def _checked(self, x: Tensor, out: Tensor) -> Tensor:

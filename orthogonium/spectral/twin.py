@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pickle import PickleError
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,12 @@ def exact_twin(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> Callabl
         try:
             twin = _plain_copy(fn).double() if isinstance(fn, nn.Module) else call
             exact = twin(x.double())
-        except (RuntimeError, TypeError, ValueError):  # casts inside, tensors that are no parameters, uncopyable parts
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            PickleError,
+        ):  # casts inside, tensors that are no parameters, uncopyable parts
             return None
     if exact.dtype != torch.float64 or exact.shape != own.shape:
         return None
@@ -53,6 +59,9 @@ def _plain_copy(module: nn.Module) -> nn.Module:
     plain = copy.deepcopy(module)
     for part in list(plain.modules()):
         if parametrize.is_parametrized(part):
+            # A copy shares the class that holds the parametrized properties; removing them there would break the original.
+            own = {k: v for k, v in vars(type(part)).items() if k not in ("__dict__", "__weakref__")}
+            part.__class__ = type(type(part).__name__, type(part).__bases__, own)
             for name in list(part.parametrizations):  # type: ignore[arg-type]
                 parametrize.remove_parametrizations(part, name)
     return plain

@@ -242,6 +242,7 @@ NANS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*rank-deficient:orthogonium.errors.NumericalWarning")
 @pytest.mark.parametrize("name", NANS)
 def test_models_with_nan_have_no_bound(name):
     make, shape = NANS[name]

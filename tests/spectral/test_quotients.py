@@ -148,3 +148,11 @@ def test_twins():
     assert torch.equal(exact_twin(double, (3,))(x), double(x))
     for none in (Casts(3, 3), Held(), OwnWay(3, 3), lambda x: x.float(), lambda x: x * torch.eye(3)[0] @ torch.eye(3)):
         assert exact_twin(none, (3,)) is None
+
+
+def test_a_twin_leaves_parametrized_modules_alone():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    twin = exact_twin(layer, (4,))
+    x = torch.randn(2, 4)
+    assert torch.allclose(twin(x.double()).float(), layer(x), atol=1e-5)
+    assert layer.weight.dtype == torch.float32 and len(layer.parametrizations.weight) == 1

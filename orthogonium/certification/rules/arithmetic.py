@@ -18,9 +18,12 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, Tracked) and not x.constant
 
 
-def _number_or_tensor(x: Any) -> Tensor:
-    inner = x.value if isinstance(x, Tracked) else x
-    return torch.as_tensor(inner).detach().to("cpu", torch.float64)
+def number(x: Any, dtype: torch.dtype) -> Tensor:
+    """A constant in float64; a Python number as the operator rounds it, if that is larger."""
+    if isinstance(x, Tensor):
+        return (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
+    exact, rounded = (torch.tensor(x, dtype=kind).double() for kind in (torch.float64, dtype))
+    return rounded if abs(float(rounded)) > abs(float(exact)) else exact
 
 
 def _finite(c: Tensor) -> Tensor:
@@ -58,7 +61,7 @@ def summed(call: Call) -> Effect:
         x, y = y, x
     values = [(t, f) for t, f in ((x, 1.0), (y, alpha)) if _is_value(t)]
     for other in (x, y):
-        if not _is_value(other) and not bool(_number_or_tensor(other).isfinite().all()):
+        if not _is_value(other) and not bool(number(other, call.output.dtype).isfinite().all()):
             raise NoBound("It adds a constant that is not finite.", "Check the buffers of the model.")
     terms = tuple(call.broadcast(t).scaled(_up(f * f)) for t, f in values)
     origin = None
@@ -67,7 +70,7 @@ def summed(call: Call) -> Effect:
         other = y if value is x else x
         sign = -1.0 if call.func in _SUBTRACTIONS else 1.0
         slope = sign * factor if value is y else factor
-        shift = _number_or_tensor(other) * (sign * alpha if other is y else 1.0)
+        shift = number(other, call.output.dtype) * (sign * alpha if other is y else 1.0)
         if value.shape == call.output.shape:
             origin = Scale(value, torch.tensor(slope, dtype=torch.float64), shift)
     return Effect(
@@ -81,7 +84,7 @@ def multiplied(call: Call) -> Effect:
     if _is_value(x) and _is_value(c):
         raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
     x, c = (x, c) if _is_value(x) else (c, x)
-    return times_constant(call, x, _number_or_tensor(c))
+    return times_constant(call, x, number(c, call.output.dtype))
 
 
 def divided(call: Call) -> Effect:
@@ -94,7 +97,7 @@ def divided(call: Call) -> Effect:
             "Division by a value is not Lipschitz.",
             "Divide by constants, or clamp: x / norm.clamp(min=1) has the constant 1.",
         )
-    c = _number_or_tensor(c)
+    c = number(c, call.output.dtype)
     if not bool((c != 0).all()):
         raise NoBound("It divides by 0.", "Clamp the divisor (the std of an input normalization) away from 0.")
     return times_constant(call, x, 1 / c)
@@ -103,7 +106,7 @@ def divided(call: Call) -> Effect:
 def larger(call: Call) -> Effect:
     """The larger, the smaller or the hypotenuse of two values, entry by entry: 1-Lipschitz in the pair."""
     values = call.operands
-    return side_by_side(call, values, 1.0 if call.func is aten.hypot.default else 0.0)
+    return side_by_side(call, values, 0.0 if call.func in _EXTREMES else 1.0)
 
 
 def side_by_side(call: Call, values: list[Tracked], ulps: float) -> Effect:
@@ -121,7 +124,7 @@ def clamped(call: Call) -> Effect:
 
 def interpolated(call: Call) -> Effect:
     """`lerp(a, b, t) = a + t·(b − a)` with a constant t."""
-    weight = _finite(_number_or_tensor(call.constant("weight")))
+    weight = _finite(number(call.constant("weight"), call.output.dtype))
     terms = []
     for name, c in (("self", 1 - weight), ("end", weight)):
         if _is_value(call[name]):
@@ -138,12 +141,13 @@ def added_products(call: Call) -> Effect:
         raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
     terms = [call.broadcast(x)] if _is_value(x) else []
     if _is_value(a) or _is_value(b):
-        value, c = (a, _number_or_tensor(b)) if _is_value(a) else (b, _number_or_tensor(a))
+        value, c = (a, number(b, call.output.dtype)) if _is_value(a) else (b, number(a, call.output.dtype))
         c = _finite(v * (1 / c if inverse else c))
         terms.append(call.broadcast(value).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(value, c))
     return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
 
 
+_EXTREMES = {aten.maximum.default, aten.minimum.default, aten.fmax.default, aten.fmin.default}
 _SUBTRACTIONS = {aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.rsub.Tensor}
 _REVERSED = {aten.rsub.Scalar, aten.rsub.Tensor}
 RULES: dict[Any, Any] = {
@@ -151,7 +155,7 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys([aten.mul.Tensor, aten.mul.Scalar], multiplied),
     **dict.fromkeys([aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode], divided),
     **dict.fromkeys([aten.maximum.default, aten.minimum.default, aten.fmax.default, aten.fmin.default], larger),
-    aten.hypot.default: larger,
+    **dict.fromkeys([aten.hypot.default, aten.logaddexp.default, aten.logaddexp2.default], larger),
     **dict.fromkeys([aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor], clamped),
     **dict.fromkeys([aten.lerp.Scalar, aten.lerp.Tensor], interpolated),
     **dict.fromkeys([aten.addcmul.default, aten.addcdiv.default], added_products),

@@ -132,6 +132,7 @@ SLOPES: dict[Any, tuple[Callable[[Call], Slopes], float]] = {
     aten.asinh.default: (fixed(0.0, 1.0), ULPS),
     aten.sin.default: (fixed(-1.0, 1.0), ULPS),
     aten.cos.default: (fixed(-1.0, 1.0), ULPS),
+    aten.sinc.default: (fixed(-1.3704, 1.3704), ULPS),  # π times the steepest of sin(t)/t
     aten.erf.default: (fixed(0.0, 2 / math.sqrt(math.pi) * (1 + 1e-15)), ULPS),
     aten.erfc.default: (fixed(-2 / math.sqrt(math.pi) * (1 + 1e-15), 0.0), ULPS),
     aten.hardsigmoid.default: (fixed(0.0, 0.16666668), 4.0),  # torch multiplies by 1/6 in float32
@@ -198,7 +199,8 @@ def compared(call: Call) -> Jump:
     x, c = call["self"], call["other"]
     if not (isinstance(x, Tracked) and not x.constant) or len(call.operands) > 1:
         return Jump(*_JUMPS)
-    at = torch.as_tensor(c.value if isinstance(c, Tracked) else c).detach().to("cpu", torch.float64)
+    at = c.value if isinstance(c, Tracked) else c
+    at = at.detach().to("cpu", torch.float64) if isinstance(at, Tensor) else torch.tensor(at, dtype=torch.float64)
     return Jump(*_JUMPS, Compared(x.codes.expand(call.output.shape).clone(), at.expand(call.output.shape)))
 
 

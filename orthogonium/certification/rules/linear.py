@@ -17,6 +17,7 @@ from torch import Tensor
 
 from orthogonium.certification.rounding import product_roundoff, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Local, NoBound, scaled
+from orthogonium.certification.rules.movement import moved
 from orthogonium.certification.tracked import Tracked, form_of
 from orthogonium.certification.values import Form
 from orthogonium.errors import OrthogoniumError
@@ -336,8 +337,6 @@ def gathered_back(call: Call) -> Effect:
     """`index_add`, `scatter_add`, accumulating `index_put`: each target is the sum of what is sent to it."""
     given = {k: (v.value if isinstance(v, Tracked) else v) for k, v in call.given.items()}
     sent = "values" if "values" in call.given else "source" if "source" in call.given else "src"
-    if "accumulate" in call.given and not call["accumulate"]:
-        raise AssertionError("Replacing is a movement.")
     for name in ("index", "indices"):
         values = call.given.get(name)
         if any(_is_value(v) for v in (values if isinstance(values, (list, tuple)) else [values])):
@@ -431,6 +430,7 @@ def normalized(call: Call) -> Any:
 RULES: dict[Any, Any] = {
     **dict.fromkeys(_FACTORS, multiplied),
     aten.convolution.default: convolved,
+    aten.index_put.default: lambda call: gathered_back(call) if call["accumulate"] else moved(call),
     **dict.fromkeys([aten.index_add.default, aten.scatter_add.default], gathered_back),
     aten.col2im.default: folded,
     aten.native_batch_norm.default: normalized,

@@ -99,13 +99,6 @@ def of_shape(call: Call) -> Tracked:
     return call.walk.constant(call.output)
 
 
-def put(call: Call) -> Tracked:
-    """`index_put` that replaces."""
-    if call.given.get("accumulate"):
-        raise NoBound("It adds entries at indices.", "Use tensors of the same shape, and +.")
-    return moved(call)
-
-
 MOVES = [
     aten.cat.default, aten.stack.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.rot90.default,
     aten.tril.default, aten.triu.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default,
@@ -135,6 +128,5 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys(FACTORIES, of_shape),
     **dict.fromkeys([aten.clone.default, aten._to_copy.default, aten.copy.default, aten.contiguous.default], copied),
     **dict.fromkeys([aten.fill.Scalar, aten.fill.Tensor], filled),
-    aten.index_put.default: put,
 }
 BESIDE_ANY_CONSTANT = frozenset(RULES)  # infinite ones, too: masks often are

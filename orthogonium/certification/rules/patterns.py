@@ -48,7 +48,9 @@ def _is_value(x: Any) -> bool:
 
 
 def _inner(x: Any) -> Tensor:
-    return torch.as_tensor(x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
+    if isinstance(x, Tensor):
+        return (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
+    return torch.tensor(x, dtype=torch.float64)
 
 
 def _same(x: Any, codes: Tensor) -> bool:

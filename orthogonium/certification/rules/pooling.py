@@ -107,7 +107,9 @@ def interpolated(call: Call) -> Any:
     """Linear, bilinear, trilinear and bicubic resampling."""
     dims, x = _dims(call), call.operand()
     names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}[dims]
-    operator = aten.upsample_bicubic2d.default if "bicubic" in call.name else aten.upsample_bilinear2d.default
+    aliased = {"linear": aten.upsample_bilinear2d.default, "cubic": aten.upsample_bicubic2d.default}
+    smooth = {"linear": aten._upsample_bilinear2d_aa.default, "cubic": aten._upsample_bicubic2d_aa.default}
+    operator = (smooth if call.name.endswith("aa") else aliased)["cubic" if "cubic" in call.name else "linear"]
     matrices = []
     for n, o, name in zip(x.shape[-dims:], call.output.shape[-dims:], names, strict=True):
 
@@ -145,7 +147,17 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys(_known(["max_pool2d_with_indices", "max_pool3d_with_indices"]), maximum),
     **dict.fromkeys(_known(["adaptive_max_pool2d", "adaptive_max_pool3d"]), adaptive_maximum),
     **dict.fromkeys(
-        _known(["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]), interpolated
+        _known(
+            [
+                "upsample_linear1d",
+                "upsample_bilinear2d",
+                "upsample_trilinear3d",
+                "upsample_bicubic2d",
+                "_upsample_bilinear2d_aa",
+                "_upsample_bicubic2d_aa",
+            ]
+        ),
+        interpolated,
     ),
     **dict.fromkeys(
         _known([f"{kind}{d}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3)]), nearest

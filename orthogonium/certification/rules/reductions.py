@@ -99,6 +99,12 @@ def _picked(call: Call) -> Any:
     return reduced(lambda c, n: 1.0)(call)
 
 
+def _both_extremes(call: Call) -> Any:
+    """`aminmax`: two reductions."""
+    least, _ = reduced(lambda c, n: 1.0)(call)
+    return [least, least]
+
+
 def _softmax(call: Call, count: int) -> float:
     return 0.5 if count > 1 else 0.0
 
@@ -117,11 +123,16 @@ RULES: dict[Any, Any] = {
     aten.logsumexp.default: reduced(lambda c, n: 1.0, lambda n: ULPS + n),
     aten.linalg_vector_norm.default: reduced(_norm, lambda n: ULPS + n),
     aten.std.correction: reduced(_deviation, lambda n: ULPS + 2 * n),
-    **dict.fromkeys([aten.median.dim, aten.kthvalue.default, aten.median.default], _picked),
+    **dict.fromkeys(
+        [aten.median.dim, aten.kthvalue.default, aten.median.default, aten.nanmedian.dim, aten.nanmedian.default],
+        _picked,
+    ),
     **dict.fromkeys([aten.sort.default, aten.sort.stable], along(lambda c, n: 1.0)),
     aten.topk.default: along(_sorted),
     **dict.fromkeys([aten._softmax.default, aten._safe_softmax.default], along(_softmax, 2 * ULPS)),
     aten._log_softmax.default: along(lambda c, n: math.sqrt(n) * _UPWARDS if n > 1 else 0.0, 2 * ULPS),
     aten.cumsum.default: along(lambda c, n: 1 / (2 * math.sin(math.pi / (4 * n + 2))) * _UPWARDS, 64.0),
+    aten.logcumsumexp.default: along(lambda c, n: math.sqrt(n) * _UPWARDS, 64.0),
+    aten.aminmax.default: lambda call: _both_extremes(call),
     **dict.fromkeys([aten.cummax.default, aten.cummin.default], along(lambda c, n: math.sqrt(n) * _UPWARDS)),
 }
