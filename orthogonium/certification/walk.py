@@ -362,8 +362,7 @@ class Walk(TorchDispatchMode):
         if value.shape != target.shape:
             raise TraceError(f"{self.place} writes a value of shape {tuple(value.shape)} into {tuple(target.shape)}.")
         if value.dtype != target.dtype:
-            value = torch.ops.aten._to_copy.default(value, dtype=target.dtype)
-            value = value if isinstance(value, Tracked) else self.constant(value)
+            value = self.__torch_dispatch__(torch.ops.aten._to_copy.default, (), (value,), {"dtype": target.dtype})
         sources = value.codes.clone() if isinstance(value, Tracked) and not value.constant else None
         target.value.copy_(value.value if isinstance(value, Tracked) else value)
         if sources is not None or not target.constant:

@@ -18,12 +18,16 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, Tracked) and not x.constant
 
 
-def number(x: Any, dtype: torch.dtype) -> Tensor:
-    """A constant in float64; a Python number as the operator rounds it, if that is larger."""
+def number(x: Any, dtype: torch.dtype, inverse: bool = False) -> Tensor:
+    """A constant (or its inverse) in float64; a single number as the operator rounds it, if that is worse."""
     if isinstance(x, Tensor):
-        return (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
-    exact, rounded = (torch.tensor(x, dtype=kind).double() for kind in (torch.float64, dtype))
-    return rounded if abs(float(rounded)) > abs(float(exact)) else exact
+        exact = (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
+    else:
+        exact = torch.tensor(x, dtype=torch.float64)
+    if exact.dim() == 0:
+        rounded = exact.to(dtype).double() if dtype.is_floating_point else exact
+        exact = torch.where(rounded.abs() < exact.abs() if inverse else rounded.abs() > exact.abs(), rounded, exact)
+    return 1 / exact if inverse else exact
 
 
 def _finite(c: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ class Scale:
 def summed(call: Call) -> Effect:
     """`x ± α·y`: constants add; a constant operand only translates."""
     x, y, given = call["self"], call["other"], call.given.get("alpha")
-    alpha = 1.0 if given is None else float(given)
+    alpha = 1.0 if given is None else float(number(given, call.output.dtype))
     if not math.isfinite(alpha):
         raise NoBound(*NOT_FINITE)
     if call.func in _REVERSED:
@@ -97,10 +101,10 @@ def divided(call: Call) -> Effect:
             "Division by a value is not Lipschitz.",
             "Divide by constants, or clamp: x / norm.clamp(min=1) has the constant 1.",
         )
-    c = number(c, call.output.dtype)
-    if not bool((c != 0).all()):
+    c = number(c, call.output.dtype, inverse=True)
+    if not bool(c.isfinite().all()):
         raise NoBound("It divides by 0.", "Clamp the divisor (the std of an input normalization) away from 0.")
-    return times_constant(call, x, 1 / c)
+    return times_constant(call, x, c)
 
 
 def larger(call: Call) -> Effect:
@@ -125,8 +129,9 @@ def clamped(call: Call) -> Effect:
 def interpolated(call: Call) -> Effect:
     """`lerp(a, b, t) = a + t·(b − a)` with a constant t."""
     weight = _finite(number(call.constant("weight"), call.output.dtype))
+    slack = 1 + torch.finfo(call.output.dtype).eps  # weights that are computed are rounded, too
     terms = []
-    for name, c in (("self", 1 - weight), ("end", weight)):
+    for name, c in (("self", (1 - weight) * slack), ("end", weight * slack)):
         if _is_value(call[name]):
             x = call[name]
             terms.append(call.broadcast(x).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(x, c))
@@ -142,7 +147,7 @@ def added_products(call: Call) -> Effect:
     terms = [call.broadcast(x)] if _is_value(x) else []
     if _is_value(a) or _is_value(b):
         value, c = (a, number(b, call.output.dtype)) if _is_value(a) else (b, number(a, call.output.dtype))
-        c = _finite(v * (1 / c if inverse else c))
+        c = _finite(v * (1 / c if inverse else c)) * (1 + torch.finfo(call.output.dtype).eps)
         terms.append(call.broadcast(value).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(value, c))
     return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
 

@@ -159,7 +159,8 @@ def slopes_of(call: Call) -> Slopes:
     low, high = SLOPES[call.func][0](call)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise NoBound("Its slopes are infinite or NaN.", "Check its arguments and parameters.")
-    return low, high
+    slack = 1 + torch.finfo(call.first_output.dtype).eps  # arguments are rounded to the dtype
+    return tuple(end if end in (-1.0, 0.0, 1.0) else end * slack for end in (low, high))  # type: ignore[return-value]
 
 
 def sloped(call: Call) -> Any:
