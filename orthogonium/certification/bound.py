@@ -143,6 +143,10 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int) -> Survey:
             f"{walk.places.failed or walk.place} does something with a value computed from the input that cannot be "
             f"followed: {error} Call torch functions on x itself, and keep diagnostics out of forward."
         ) from error
+    if walk.lost is not None:
+        raise TraceError(
+            f"{walk.place} goes on after a failure to follow what it computes, perhaps with something else: {walk.lost}"
+        ) from walk.lost
     if not isinstance(output, Tensor):
         raise TraceError(
             f"The model returns {type(output).__name__}: wrap it so that it returns the one tensor to bound."
@@ -177,7 +181,16 @@ def _head(output: Tracked, walk: Walk) -> Head | None:
     """The matrix behind the entries of an output (n, classes): rows of one product, moved, scaled and translated."""
     if output.dim() != 2:
         return None
-    codes, scale = output.codes[0].clone(), torch.ones(output.shape[1], dtype=torch.float64)
+    heads = [_head_of(output.codes[sample], walk) for sample in range(walk.batch)]
+    first = heads[0]
+    if first is None or not all(other is not None and torch.equal(first.weight, other.weight) for other in heads[1:]):
+        return None
+    return first
+
+
+def _head_of(codes: Tensor, walk: Walk) -> Head | None:
+    """The matrix behind the entries of one sample."""
+    codes, scale = codes.clone(), torch.ones(len(codes), dtype=torch.float64)
     while True:
         if not bool((codes > 0).all()):
             return None

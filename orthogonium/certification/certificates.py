@@ -195,6 +195,7 @@ class _Batch:
     norms: Tensor  # (n,), of the inputs
     deviations: Tensor | None  # (n,), of logits from another precision
     inputs: Tensor
+    places: Tensor  # of these inputs
 
 
 def _evaluated(model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, measure: bool, keep: int) -> _Batch:
@@ -210,7 +211,10 @@ def _evaluated(model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, me
         ratio = torch.finfo(own).eps / torch.finfo(other).eps if own == torch.float64 else 1.0
         deviations = (twin - logits).abs().amax(1) * ratio
     norms = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
-    return _Batch(logits, y.cpu().long(), norms, deviations, x[:keep].clone())
+    labels = y.cpu().long()
+    right = (logits.argmax(1) == labels).nonzero().flatten()
+    places = right[:: max(1, len(right) // keep)][:keep]
+    return _Batch(logits, labels, norms, deviations, x[places.to(x.device)].clone(), places)
 
 
 def _certificates(
@@ -288,9 +292,12 @@ def _attacked(model: nn.Module, batches: list[_Batch], radii: Tensor) -> int:
     first = 0
     share = max(1, -(-_ATTACKED // len(batches)))
     for batch in batches:
-        own = radii[first : first + len(batch.inputs)]
+        own = radii[first + batch.places]
         claimed = (own > 0).nonzero().flatten()[:share].tolist()
-        chosen += [(batch.inputs[i], int(batch.labels[i]), float(own[i]), first + i) for i in claimed]
+        chosen += [
+            (batch.inputs[i], int(batch.labels[batch.places[i]]), float(own[i]), first + int(batch.places[i]))
+            for i in claimed
+        ]
         first += len(batch.labels)
     chosen = chosen[:: max(1, len(chosen) // _ATTACKED)][:_ATTACKED]
     if not chosen:

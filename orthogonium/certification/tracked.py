@@ -80,7 +80,7 @@ class Tracked(Followed):
         """Outside of a walk only constants are left: what a model has kept of those it made meanwhile."""
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tracked)]
         if not all(t.constant for t in tensors):
-            raise TraceError(
+            raise next(t.walk for t in tensors if not t.constant).lose(
                 "A value computed from the input is used outside of the call that computed it: the model keeps it from one "
                 "call to the next, or hands it to another thread."
             )
@@ -97,11 +97,12 @@ class Tracked(Followed):
             return func(*args, **(kwargs or {}))
 
     def _no_memory(self, *_: Any, **__: Any) -> Any:
-        raise TraceError(
-            "A value computed from the input has no memory to share while its constants are followed. Use torch functions."
+        raise self.walk.lose(
+            f"{self.walk.place} does something with a value computed from the input that cannot be followed: it asks for "
+            "its memory, and there is none. Call torch functions on x itself, and keep diagnostics out of forward."
         )
 
-    __dlpack__ = __array__ = data_ptr = share_memory_ = __reduce_ex__ = _no_memory
+    numpy = tolist = __dlpack__ = __array__ = data_ptr = share_memory_ = __reduce_ex__ = _no_memory
 
     def as_subclass(self, cls: Any) -> Any:
         """Itself: another type would have no memory to read."""
@@ -168,6 +169,12 @@ class Tracked(Followed):
             if base.owner is not None:
                 continue  # that of a value whose samples were told apart when it was computed
             own = (codes > base.number * _SPAN) & (codes <= (base.number + 1) * _SPAN)
+            if self.value.dim() and self.shape[0] == self.walk.batch and self._in_front(owner):
+                shift = torch.arange(self.walk.batch).reshape(-1, *[1] * (codes.dim() - 1)) * base.stride[0]
+                within = torch.where(own, codes - shift, 0.0)
+                if not bool((within == within[:1]).all()):
+                    return False
+                continue
             within = codes[own] - 1 - base.number * _SPAN - owner[own] * base.stride[0]
             order = [within[owner[own] == b].sort().values for b in range(base.shape[0])]
             if not all(torch.equal(order[0], other) for other in order[1:]):

@@ -96,6 +96,7 @@ class Walk(TorchDispatchMode):
         self.marks: list[int] = []  # number of steps when the running modules were entered
         self.measured: list[Any] = []  # spectra of constants, with the constants they belong to
         self.paused = False
+        self.lost: BaseException | None = None  # the first failure, whatever the model made of it
 
     # ── places ──
 
@@ -134,6 +135,12 @@ class Walk(TorchDispatchMode):
         broken = f"Its guarantee is broken: with its forward hooks, as it runs, it is {factor:.6g}-Lipschitz at most."
         warnings = (broken,) if leaf and factor > 1 + 1e-4 else ()
         self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
+
+    def lose(self, message: str) -> TraceError:
+        """A failure that counts even if the model catches it."""
+        error = TraceError(message)
+        self.lost = self.lost or error
+        return error
 
     @property
     def batch(self) -> int:
@@ -207,9 +214,15 @@ class Walk(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note [How a model is followed]."""
-        kwargs = kwargs or {}
         if self.paused:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        try:
+            return self._dispatched(func, args, kwargs or {})
+        except BaseException as error:  # the model may catch it, and go on with something else
+            self.lost = self.lost or error
+            raise
+
+    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         tracked = [t for t in tensors if isinstance(t, Tracked)]
         if any(t.walk is not self and not t.constant for t in tracked):
@@ -280,6 +293,7 @@ class Walk(TorchDispatchMode):
             for x in call.operands:
                 for base in x.used():
                     self.reveal(base)
+            _check_digits(call, effects, self.bases[0].dtype)
         except NoBound as missing:
             self.note(call.name, missing.reason, missing.remedy)
             outputs = [t for t in tree_leaves(call.output) if isinstance(t, Tensor)]
@@ -321,7 +335,7 @@ class Walk(TorchDispatchMode):
     def _reshaped(self, func: Any, args: Any, kwargs: Any) -> Tracked:
         """`unsqueeze_` and the like: another view of the same memory, by the same object."""
         functional = _functional(func)
-        if functional is None:
+        if functional is None or not functional.is_view:
             raise TraceError(
                 f"{self.place}: {func} changes the shape of a tensor in place. Use a function that returns a view."
             )
@@ -348,8 +362,9 @@ class Walk(TorchDispatchMode):
                 f"{self.place} writes a value computed from the input into a tensor that it keeps ({call.name}): a "
                 "parameter, a buffer or a tensor from outside of the call. The model then depends on earlier calls."
             )
+        _check_overlap(self.place, target, call.operands)
         names = [a.name for a in functional._schema.arguments]
-        value = self.__torch_dispatch__(functional, (), (), {n: call[n] for n in names})
+        value = self._dispatched(functional, (), {n: call[n] for n in names})
         if isinstance(value, (tuple, list)):
             raise TraceError(
                 f"{self.place}: what {func} writes is not followed. Use functions that return their results."
@@ -362,7 +377,7 @@ class Walk(TorchDispatchMode):
         if value.shape != target.shape:
             raise TraceError(f"{self.place} writes a value of shape {tuple(value.shape)} into {tuple(target.shape)}.")
         if value.dtype != target.dtype:
-            value = self.__torch_dispatch__(torch.ops.aten._to_copy.default, (), (value,), {"dtype": target.dtype})
+            value = self._dispatched(torch.ops.aten._to_copy.default, (value,), {"dtype": target.dtype})
         sources = value.codes.clone() if isinstance(value, Tracked) and not value.constant else None
         target.value.copy_(value.value if isinstance(value, Tracked) else value)
         if sources is not None or not target.constant:
@@ -459,6 +474,7 @@ class WholeCall:
 
     together = Call.together
     merged = Call.merged
+    _check_places = Call._check_places
     rounded = Call.rounded
     broadcast = Call.broadcast
 
@@ -485,6 +501,43 @@ def _check_constants(call: Call) -> None:
             inner = t.value if isinstance(t, Tracked) else t
             if inner.is_floating_point() and not bool(inner.isfinite().all()):
                 raise NoBound(*NOT_FINITE)
+
+
+def _check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
+    """A result of fewer digits than its operands and the network have, or of integers, is a step function."""
+    first = effects if isinstance(effects, (Effect, Jump)) else effects[0]
+    if isinstance(first, Jump):
+        return
+    output = call.first_output
+    if not output.is_floating_point():
+        raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
+    finest = min((torch.finfo(x.dtype).eps for x in call.operands if x.is_floating_point()), default=math.inf)
+    if torch.finfo(output.dtype).eps > max(finest, torch.finfo(own).eps):
+        raise NoBound(
+            f"It rounds to {output.dtype}, in a network of {own}: a step function.",
+            "Give the whole model that dtype (model.to(dtype)), for which certify deducts the rounding.",
+        )
+
+
+def _positions(t: Tensor) -> Tensor:
+    """Where the entries of a tensor lie in its memory."""
+    count = t.untyped_storage().nbytes() // t.dtype.itemsize
+    return torch.arange(count).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1)
+
+
+def _check_overlap(place: str, target: Tracked, operands: Sequence[Tracked]) -> None:
+    """What is written must not be read again by the same operator."""
+    own = _positions(target.value)
+    others = [x for x in operands if x.memory is target.memory and x is not target and not _same_view(x, target)]
+    if len(own.unique()) != len(own) or any(bool(torch.isin(_positions(x.value), own).any()) for x in others):
+        raise TraceError(
+            f"{place} writes in place into memory that the operator also reads. Write into a copy (x.clone())."
+        )
+
+
+def _same_view(x: Tracked, y: Tracked) -> bool:
+    a, b = x.value, y.value
+    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
 def _without_values(tensors: Sequence[Tensor]) -> bool:

@@ -41,8 +41,8 @@ def test_weights_and_gradients_do_not_notice(name, request):
             assert torch.equal(layer.weight, expected[0]) and mode.rounded == 0
             layer(x)
         assert mode.rounded > 0  # the precision of the layer itself is the choice of the user
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
+    for a, b in zip(found, expected, strict=True):  # some are built in float64 then; products in TF32 are off by 1e-3
+        assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["OrthoLinear-BJORCK", "AOC-strided-columns", "SLL-AOC", "Sandwich"])

@@ -21,7 +21,7 @@ def _is_value(x: Any) -> bool:
 def number(x: Any, dtype: torch.dtype, inverse: bool = False) -> Tensor:
     """A constant (or its inverse) in float64; a single number as the operator rounds it, if that is worse."""
     if isinstance(x, Tensor):
-        exact = (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
+        exact = (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64, copy=True)
     else:
         exact = torch.tensor(x, dtype=torch.float64)
     if exact.dim() == 0:

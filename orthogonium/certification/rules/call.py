@@ -147,6 +147,7 @@ class Call:
     def merged(self, *operands: Tracked) -> Tensor | None:
         """The samples of an entrywise function of tensors that are broadcast against each other."""
         shape = self.first_output.shape
+        self._check_places(shape)
         if all(x.batch_first and x.dim() == len(shape) and x.shape[0] == shape[0] for x in operands):
             return None
         owners = [x.owners().expand(shape) for x in operands]
@@ -154,6 +155,17 @@ class Call:
         if any(bool(((owner >= 0) & (owner != high)).any()) for owner in owners):
             raise NoBound("It combines the samples of the batch.", "Keep the batch in front of every tensor.")
         return _in_front(high, self.walk.batch)
+
+    def _check_places(self, shape: torch.Size) -> None:
+        """Constants beside values may not differ from sample to sample."""
+        for t in torch.utils._pytree.tree_leaves(self.args):
+            if isinstance(t, Tensor) and not (isinstance(t, Tracked) and not t.constant):
+                c = t.value if isinstance(t, Tracked) else t
+                if c.dim() == len(shape) and c.dim() and c.shape[0] == self.walk.batch and not bool((c == c[:1]).all()):
+                    raise NoBound(
+                        "A constant differs from sample to sample, by their place in the batch.",
+                        "Give it size 1 there.",
+                    )
 
     @property
     def first_output(self) -> Tensor:

@@ -140,8 +140,8 @@ SLOPES: dict[Any, tuple[Callable[[Call], Slopes], float]] = {
         lambda c: (-0.129005, 1.129005) if c["approximate"] == "tanh" else (1 - _GELU, _GELU),
         ULPS,
     ),
-    aten.silu.default: (fixed(-0.0998397, 1.0998397), ULPS),
-    aten.mish.default: (fixed(-0.1125, 1.0884983), ULPS),
+    aten.silu.default: (fixed(-0.09984, 1.09984), ULPS),
+    aten.mish.default: (fixed(-0.112527, 1.0884984), ULPS),
     aten.hardswish.default: (fixed(-0.5, 1.5), 4.0),
     aten.logit.default: (lambda c: _logit(c), ULPS),
 }
@@ -201,7 +201,11 @@ def compared(call: Call) -> Jump:
     if not (isinstance(x, Tracked) and not x.constant) or len(call.operands) > 1:
         return Jump(*_JUMPS)
     at = c.value if isinstance(c, Tracked) else c
-    at = at.detach().to("cpu", torch.float64) if isinstance(at, Tensor) else torch.tensor(at, dtype=torch.float64)
+    at = (
+        at.detach().to("cpu", torch.float64, copy=True)
+        if isinstance(at, Tensor)
+        else torch.tensor(at, dtype=torch.float64)
+    )
     return Jump(*_JUMPS, Compared(x.codes.expand(call.output.shape).clone(), at.expand(call.output.shape)))
 
 

@@ -351,7 +351,9 @@ def gathered_back(call: Call) -> Effect:
         ones["indices"] = [i if not isinstance(i, Tracked) else i.value for i in given["indices"]]
     alpha = abs(float(call.given.get("alpha", 1) or 0))
     ones.pop("alpha", None)
-    most = float(call.func(**ones).max()) if source.numel() else 0.0
+    arrived = call.func(**ones)
+    # What is sent may be copied on the way, and several copies may meet.
+    most = float(arrived.max()) * float(arrived.sum()) / source.numel() if source.numel() else 0.0
     terms, owners = [], []
     if _is_value(call["self"]):
         terms.append(call["self"].form())

@@ -149,19 +149,25 @@ def _kept(call: Call, rule: Any) -> Any:
         copies = call.output.numel() / max(value.numel(), 1)
         energy = Energy(first.form.scaled(copies * float(factors.max()) * (1 + 1e-15)))
     else:
-        energy = Energy(first.form.scaled(_largest_column(call, operands[0])))
+        weight = _largest_column(call, operands[0])
+        if weight is None:
+            return None
+        energy = Energy(first.form.scaled(weight))
     effects = rule(call)
     effect = effects if isinstance(effects, Effect) else effects[0]
     return Jump(*_SQUARES, energy, effect.owner)
 
 
-def _largest_column(call: Call, x: Tracked) -> float:
-    """By how much a sum or average of positive numbers weighs one of them, at most."""
+def _largest_column(call: Call, x: Tracked) -> float | None:
+    """By how much a sum or average of positive numbers weighs one of them, at most; None if by less than nothing."""
     if call.func in (aten.sum.dim_IntList, aten.sum.default):
         return 1.0
     if call.func in (aten.mean.dim, aten.mean.default):
         return call.output.numel() / max(x.numel(), 1) * (1 + 1e-15)
-    return math.prod(float(matrix.sum(1).max()) * (1 + 1e-12) for matrix in averages(call, x))
+    matrices = averages(call, x)
+    if any(bool((matrix < 0).any()) for matrix in matrices):
+        return None
+    return math.prod(float(matrix.sum(1).max()) * (1 + 1e-12) for matrix in matrices)
 
 
 def _root(call: Call) -> Effect | None:
@@ -283,9 +289,7 @@ def _chosen(call: Call) -> Effect | None:
     if any(piece is None for piece in pieces):
         raise NoBound("A choice by values may jump.", "Use maximum, clamp or an activation.")
     (a, b), (c, d) = pieces  # type: ignore[misc]
-    gap = ((a - c) * at + b - d).abs()
-    size = (a * at).abs() + (c * at).abs() + b.abs() + d.abs()
-    if bool((gap > 8 * torch.finfo(call.output.dtype).eps * size).any()):
+    if bool(((a - c) * at + b - d != 0).any()):
         raise NoBound(
             "Its two pieces do not meet where the choice is made: it jumps.", "Use pieces that meet, or clamp."
         )

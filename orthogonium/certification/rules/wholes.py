@@ -121,8 +121,7 @@ def block(call: Any) -> Any:
         return NotImplemented
     if not all(bool(t.isfinite().all()) for t in layer.parameters()):
         raise NoBound(*NOT_FINITE)
-    inner = layer.packing.shapes[0][0]
-    slopes = _slopes(call.walk, layer.activation, (2, inner) if dense else (2, inner, *[4] * layer.dims), x)
+    slopes = _slopes(call.walk, layer.activation, _inner_shape(layer, x), x)
     try:
         found = block_constant(layer, tuple(x.shape[1:]), slopes)
     except NoBoundError as error:
@@ -149,16 +148,30 @@ def _absolute(kernel: Tensor, layer: Any) -> float:
     return math.sqrt(float(a.sum((1, 2)).amax()) * float(a.sum((0, 2)).amax())) if a.numel() else 0.0
 
 
+def _inner_shape(layer: Any, x: Tracked) -> tuple[int, ...]:
+    """The shape at which the block calls its activation."""
+    seen: list[torch.Size] = []
+    if not isinstance(layer.activation, nn.Module):
+        raise NoBound("Its activation is no module.", "Use one of those the block accepts at construction.")
+    hook = layer.activation.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape), prepend=True)
+    try:
+        layer.forward(x.value)
+    finally:
+        hook.remove()
+    if len(seen) != 1:
+        raise NoBound("It calls its activation several times.", "Use one of those the block accepts at construction.")
+    return tuple(seen[0])
+
+
 def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> tuple[float, float]:
     """The range of slopes of an activation as it is called, hooks included: a function of each entry alone."""
-    module = activation if isinstance(activation, nn.Module) else _Function(activation)
-    places = type(walk.places)(module)
+    places = type(walk.places)(activation)
     inner = type(walk)(walk.rules, walk.patterns, {}, walk.advice, places)
     probe = inner.input(torch.zeros(shape, dtype=x.dtype, device=x.device))
     with places.followed(), inner:
-        y = module(probe)
+        y = activation(probe)
     low = high = 1.0
-    if not isinstance(y, Tracked) or y.constant or inner.unbounded:
+    if not isinstance(y, Tracked) or y.constant or inner.unbounded or inner.lost:
         reason = inner.unbounded[0].reason if inner.unbounded else "It does not depend on its input."
         raise NoBound(
             f"Its activation has no bounded slopes: {reason}", "Use one of those the block accepts at construction."
@@ -184,17 +197,6 @@ def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> t
         "Its activation is not a function of each entry alone with known slopes.",
         "Use one of those the block accepts at construction.",
     )
-
-
-class _Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, fn: Any) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(x)
 
 
 WHOLES: dict[Any, Any] = {
