@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,7 +111,8 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
     model = unwrapped(model)
     with unchanged(model):
         _warm_up(model, shape)
-        first, second = (_walked(model, shape, batch) for batch in _BATCHES)
+        measured: list[Any] = []  # spectra, which both walks need
+        first, second = (_walked(model, shape, batch, measured) for batch in _BATCHES)
     if not math.isclose(first.value, second.value, rel_tol=1e-12) and not (first.unbounded and second.unbounded):
         raise TraceError(
             f"The constant depends on the size of the batch: {first.value:.7g} for {_BATCHES[0]} samples, "
@@ -133,9 +135,10 @@ def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
         ) from error
 
 
-def _walked(model: nn.Module, shape: tuple[int, ...], batch: int) -> Survey:
+def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list[Any]) -> Survey:
     dtype, device = kind_of_input(model)
     walk = Walk(RULES, recognized, WHOLES, ADVICE, Places(model), BESIDE_ANY_CONSTANT)
+    walk.measured = measured
     try:
         output = walk_model(model, torch.zeros(batch, *shape, dtype=dtype, device=device), walk)
     except (RuntimeError, IndexError, NotImplementedError) as error:
