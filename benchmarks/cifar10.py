@@ -39,7 +39,7 @@ def train(connection, published: bool, root: str, minutes: float, folder: Path, 
     from orthogonium.training import PRESETS, fit, load_checkpoint
 
     torch.set_num_threads(threads)
-    recipe = PRESETS[PRESET].replace(root=root, max_minutes=minutes)
+    recipe = PRESETS[PRESET].replace(root=root, minutes=minutes)
     torch.manual_seed(recipe.seed)
     model = create_model(recipe.model, (3, 32, 32), 10, **recipe.model_options, **layers)
     result = fit(recipe, folder, model=model, progress=False)

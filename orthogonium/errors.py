@@ -29,6 +29,18 @@ class DerivativeError(OrthogoniumError):
     """A derivative was asked for in a way in which it would be wrong."""
 
 
+class DataError(OrthogoniumError):
+    """A dataset is not where it should be, is cut short, or does not hold what its format promises."""
+
+
+class CheckpointError(OrthogoniumError):
+    """A file is not a checkpoint of this library, is damaged, or does not fit what it is used for."""
+
+
+class DivergenceError(OrthogoniumError):
+    """The training loss is no longer finite."""
+
+
 class NumericalWarning(UserWarning):
     """The result is finite but the guarantee cannot hold for this input (e.g. a rank-deficient matrix)."""
 

@@ -19,7 +19,6 @@ import typer
 
 from orthogonium import __version__
 from orthogonium.cli import attacking, auditing, certifying, demo, exporting, listing, reporting, training
-from orthogonium.cli.wording import in_options
 from orthogonium.errors import OrthogoniumError
 
 app = typer.Typer(
@@ -75,9 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if not message:  # no command: the help was shown
             return 2
         return _complain(f"{message.rstrip('.')}. Try `{_path(error, arguments)} --help`.")
-    except OrthogoniumError as error:
-        return _complain(in_options(str(error), *_options(arguments)))
-    except ModuleNotFoundError as error:
+    except (OrthogoniumError, ModuleNotFoundError) as error:
         return _complain(str(error))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,14 +100,6 @@ def _find_empty(arguments: Sequence[str]) -> str | None:
 def _called(arguments: Sequence[str]) -> str | None:
     """The name of the command."""
     return next((a for a in arguments if a in {command.name for command in app.registered_commands}), None)
-
-
-def _options(arguments: Sequence[str]) -> tuple[dict[str, str], frozenset[str]]:
-    """Flags of the options of the command called, by name; and the names of those without a value."""
-    command = typer.main.get_command(app).commands[_called(arguments)]  # type: ignore[attr-defined]
-    options = [p for p in command.params if p.param_type_name == "option"]
-    flags = {p.name: max(p.opts, key=len) for p in options}
-    return flags, frozenset(p.name for p in options if p.is_flag)
 
 
 def _path(error: BaseException, arguments: Sequence[str]) -> str:

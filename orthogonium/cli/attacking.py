@@ -6,20 +6,9 @@ from typing import Annotated
 
 import typer
 
-from orthogonium.cli.shared import (
-    AsJson,
-    AttackMethod,
-    BatchSize,
-    Checkpoint,
-    Data,
-    Eps,
-    Root,
-    Seed,
-    percent,
-    print_json,
-    print_table,
-)
-from orthogonium.cli.values import radii
+from orthogonium.cli.arguments import AsJson, AttackMethod, BatchSize, Checkpoint, Data, Eps, Root, Seed
+from orthogonium.cli.output import percent, print_json, print_table
+from orthogonium.cli.parsing import radii
 
 
 def attack(
@@ -56,7 +45,7 @@ def attack(
     chosen = radii(eps) if eps else None
     network = load_network(checkpoint)
     inputs = load_inputs(network, data, root, limit)
-    chosen = chosen or network.radii
+    chosen = chosen or network.eps
     model, images, labels = network.model, inputs.images, inputs.labels
     curve = empirical_accuracy(
         model, images, labels, chosen, method=method, steps=steps, restarts=restarts,

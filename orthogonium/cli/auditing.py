@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orthogonium.cli.shared import AsJson, Checkpoint, new_file
+from orthogonium.cli.arguments import AsJson, Checkpoint, new_file
 
 
 def audit(

@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orthogonium.cli.shared import (
-    AsJson,
-    BatchSize,
-    Checkpoint,
-    Data,
-    Eps,
-    Limit,
-    Root,
-    new_file,
-    percent,
-    print_json,
-    print_table,
-)
-from orthogonium.cli.values import radii
+from orthogonium.cli.arguments import AsJson, BatchSize, Checkpoint, Data, Eps, Limit, Root, new_file
+from orthogonium.cli.output import percent, print_json, print_table
+from orthogonium.cli.parsing import radii
 
 if TYPE_CHECKING:
     from orthogonium.certification import Certificates
@@ -60,9 +49,7 @@ def certify(
     inputs = load_inputs(network, data, root, limit)
     import orthogonium
 
-    found = orthogonium.certify(
-        network.model, batches(inputs.images, inputs.labels, batch_size), chosen or network.radii
-    )
+    found = orthogonium.certify(network.model, batches(inputs.images, inputs.labels, batch_size), chosen or network.eps)
     if save is not None:
         write_radii(save, found, inputs.classes)
     if as_json:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orthogonium.cli.shared import AsJson, Seed, console, new_folder, print_json
+from orthogonium.cli.arguments import AsJson, Seed, new_folder
+from orthogonium.cli.output import console, print_json
 
 
 def demo(
@@ -28,18 +29,19 @@ def demo(
     from orthogonium.cli import reporting
     from orthogonium.cli.networks import load_inputs, load_network
     from orthogonium.training import PRESETS, fit
+    from orthogonium.training.run_folder import RunFolder
 
     recipe = PRESETS["digits"].replace(seed=seed)
-    run = out / "run"
-    _clear(run)
+    run = RunFolder(out / "run")
+    run.clear()
     errors = console(stderr=True)
     errors.print(f"Training {recipe.model} on scikit-learn's digits, 25% held out.")
     started = time.monotonic()
-    result = fit(recipe, run)
+    result = fit(recipe, run.path)
     network = load_network(str(result.checkpoint))
     inputs = load_inputs(network, None, None, None)
-    page = out / "report.html"
-    found = reporting.write(network, inputs, page, eps=network.radii, attacked=len(inputs.labels), seed=seed)
+    page = RunFolder(out).report
+    found = reporting.write(network, inputs, page, eps=network.eps, attacked=len(inputs.labels), seed=seed)
     seconds = time.monotonic() - started
     if as_json:
         values = {"training_seconds": result.seconds, "seconds": seconds, "checkpoint": str(result.checkpoint)}
@@ -48,16 +50,3 @@ def demo(
         reporting.show(found, network, inputs, page)
         print(f"Checkpoint: {result.checkpoint}  (trained {result.seconds:.0f} s, {seconds:.0f} s in all)")
     return 1 if found.broken else 0
-
-
-def _clear(run: Path) -> None:
-    """Remove an earlier demo: a folder that holds a training run and nothing else of the user's."""
-    import shutil
-
-    from orthogonium.errors import ParameterError
-
-    if not run.exists():
-        return
-    if not (run / "recipe.json").is_file():
-        raise ParameterError(f"{run} exists and is not an earlier demo: choose another --out.")
-    shutil.rmtree(run)

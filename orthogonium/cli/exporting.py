@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orthogonium.cli.shared import AsJson, Checkpoint, new_file, print_json
+from orthogonium.cli.arguments import AsJson, Checkpoint, new_file
+from orthogonium.cli.output import print_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orthogonium.cli.shared import AsJson, percent, print_json, print_table
+from orthogonium.cli.arguments import AsJson
+from orthogonium.cli.output import percent, print_json, print_table
 
 if TYPE_CHECKING:
     from orthogonium.methods.table import Method

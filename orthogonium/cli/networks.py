@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from orthogonium.cli.recipes import read_recipe
-from orthogonium.cli.values import radii
+from orthogonium.cli.parsing import radii
 from orthogonium.data import load_dataset, unit_pixels
 from orthogonium.errors import ParameterError
 from orthogonium.models import create_model, describe_model, describe_pretrained, list_models
@@ -31,7 +30,7 @@ class Network:
     image_shape: tuple[int, ...]
     data: str | None
     root: str | None
-    radii: tuple[float, ...]
+    eps: tuple[float, ...]
     recipe: Recipe | Mapping[str, Any]
     history: list[dict[str, float]]
     facts: Mapping[str, Any]
@@ -51,7 +50,7 @@ def load_network(checkpoint: str) -> Network:
     """The network of a checkpoint, of the folder of a run, or of the name of a pretrained model."""
     path = Path(expanduser(checkpoint))
     if path.is_dir():
-        return _from_file(_of_folder(path))
+        return _from_folder(path)
     if path.is_file():
         return _from_file(path)
     trained = list_models(pretrained=True)
@@ -86,15 +85,10 @@ def load_inputs(network: Network, data: str | None, root: Path | None, limit: in
     return Inputs(found.name, images, found.test.labels[:count], found.classes)
 
 
-def _of_folder(folder: Path) -> Path:
-    """The checkpoint a run ended in: the best one if it stopped early, else the last one."""
-    from orthogonium.training import CheckpointError
+def _from_folder(path: Path) -> Network:
+    from orthogonium.training.run_folder import RunFolder
 
-    last, best, recipe = folder / "last.ckpt", folder / "best.ckpt", folder / "recipe.json"
-    if not last.is_file():
-        raise CheckpointError(f"{folder} is not the folder of a training run: it has no last.ckpt.")
-    stops_early = recipe.is_file() and read_recipe(recipe).patience is not None
-    return best if stops_early and best.is_file() else last
+    return _from_file(RunFolder(path).find_result())
 
 
 def _from_file(path: Path) -> Network:
@@ -107,7 +101,7 @@ def _from_file(path: Path) -> Network:
     if not found.finished:
         facts["note"] = "training was not finished"
     name = f"{recipe.model} on {recipe.data}"
-    return Network(name, found.model, shape, recipe.data, recipe.root, recipe.radii, recipe, found.history, facts)
+    return Network(name, found.model, shape, recipe.data, recipe.root, recipe.eps, recipe, found.history, facts)
 
 
 def _from_weights(name: str) -> Network:

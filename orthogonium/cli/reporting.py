@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orthogonium.cli.shared import (
-    AsJson,
-    AttackMethod,
-    Checkpoint,
-    Data,
-    Eps,
-    Limit,
-    Root,
-    Seed,
-    console,
-    new_file,
-    percent,
-    print_json,
-    print_table,
-)
-from orthogonium.cli.values import radii
+from orthogonium.cli.arguments import AsJson, AttackMethod, Checkpoint, Data, Eps, Limit, Root, Seed, new_file
+from orthogonium.cli.output import console, percent, print_json, print_table
+from orthogonium.cli.parsing import radii
 
 if TYPE_CHECKING:
     from orthogonium.cli.networks import Inputs, Network
@@ -58,7 +45,7 @@ def report(
     chosen = radii(eps) if eps else None
     network = load_network(checkpoint)
     inputs = load_inputs(network, data, root, limit)
-    found = write(network, inputs, out, eps=chosen or network.radii, attacked=attacked, method=method, seed=seed)
+    found = write(network, inputs, out, eps=chosen or network.eps, attacked=attacked, method=method, seed=seed)
     if as_json:
         print_json({"checkpoint": checkpoint, "data": inputs.name, **summary(found), "report": str(out)})
     else:

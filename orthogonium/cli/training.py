@@ -5,46 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthogonium.cli import train_options as o
+from orthogonium.cli import run_options as o
+from orthogonium.cli.arguments import new_folder
+from orthogonium.cli.output import console, print_json
+from orthogonium.cli.recipe_flags import fields_given, with_recipe_flags
 from orthogonium.cli.recipes import compose
-from orthogonium.cli.shared import console, new_folder, print_json
-from orthogonium.cli.values import options, radii
 
 if TYPE_CHECKING:
     from orthogonium.training import Recipe, TrainingResult
 
 
+@with_recipe_flags
 def train(
+    *,
     preset: o.Preset = None,
     recipe_file: o.RecipeFile = None,
-    model: o.Model = None,
     method: o.Method = None,
-    model_option: o.ModelOption = None,
-    data: o.Data = None,
-    root: o.Root = None,
-    augment: o.Augment = None,
-    validation: o.Validation = None,
-    loss: o.Loss = None,
-    loss_option: o.LossOption = None,
-    optimizer: o.Optimizer = None,
-    optimizer_option: o.OptimizerOption = None,
-    lr: o.Rate = None,
-    weight_decay: o.WeightDecay = None,
-    decay_biases: o.DecayBiases = False,
-    schedule: o.Schedule = None,
-    warmup: o.Warmup = None,
-    epochs: o.Epochs = None,
-    minutes: o.Minutes = None,
-    batch_size: o.BatchSize = None,
-    accumulate: o.Accumulate = None,
-    clip_norm: o.ClipNorm = None,
-    ema: o.Average = None,
-    precision: o.Precision = None,
-    seed: o.Seed = None,
-    early_stop: o.EarlyStop = None,
-    monitor: o.Monitor = None,
-    validate_every: o.ValidateEvery = None,
-    eps: o.Eps = None,
     devices: o.Devices = 1,
     nodes: o.Nodes = 1,
     strategy: o.Strategy = "auto",
@@ -60,6 +36,7 @@ def train(
     quiet: o.Quiet = False,
     dry_run: o.DryRun = False,
     as_json: o.AsJson = False,
+    **fields: Any,
 ) -> int:
     r"""Train a network, certify it, and write a report.
 
@@ -74,42 +51,16 @@ def train(
 
     [bold]orthogonium train --out runs/digits --resume[/bold]
     """
-    changes: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "root": None if root is None else str(root),
-        "augment": augment,
-        "validation": validation,
-        "loss": loss,
-        "optimizer": optimizer,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "decay_biases": decay_biases or None,
-        "schedule": schedule,
-        "warmup": warmup,
-        "batch_size": batch_size,
-        "accumulate": accumulate,
-        "precision": precision,
-        "seed": seed,
-        "monitor": monitor,
-        "validate_every": validate_every,
-        "radii": list(radii(eps)) if eps else None,
-    }
-    limits = {"epochs": epochs, "max_minutes": minutes, "clip_norm": clip_norm, "ema": ema, "patience": early_stop}
-    given = {key: value for key, value in changes.items() if value is not None}
-    given |= {key: value or None for key, value in limits.items() if value is not None}
-    chosen = {
-        "model_options": options(model_option or [], "--model-option") | ({"method": method} if method else {}),
-        "loss_options": options(loss_option or [], "--loss-option"),
-        "optimizer_options": options(optimizer_option or [], "--optimizer-option"),
-    }
-    recipe = compose(preset, recipe_file, out if resume else None, given, chosen)
+    given = fields_given(fields)
+    if method is not None:
+        given["model_options"] = {**given.get("model_options", {}), "method": method}
+    recipe = compose(preset, recipe_file, out if resume else None, given)
     folder = out or Path("runs") / f"{recipe.model}-{recipe.data}"
     new_folder(folder)
     _check_names(recipe.model, strategy, accelerator)
     result = _fit(
-        recipe, folder, resume=resume, devices=devices, nodes=nodes, strategy=strategy, accelerator=accelerator,
-        progress=not quiet, tensorboard=logger is o.Logger.tensorboard, log_every=log_every,
+        recipe, folder, resume="auto" if resume else None, devices=devices, nodes=nodes, strategy=strategy,
+        accelerator=accelerator, progress=not quiet, tensorboard=logger is o.Logger.tensorboard, log_every=log_every,
         checkpoint_minutes=checkpoint_minutes, workers=workers, dry_run=dry_run,
     )  # fmt: skip
     if result is None:
@@ -139,22 +90,7 @@ def _check_names(model: str, strategy: str, accelerator: str) -> None:
         )
 
 
-def _fit(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    resume: bool,
-    devices: int,
-    nodes: int,
-    strategy: str,
-    accelerator: str,
-    progress: bool,
-    tensorboard: bool,
-    log_every: int,
-    checkpoint_minutes: float,
-    workers: int,
-    dry_run: bool,
-) -> TrainingResult | None:
+def _fit(recipe: Recipe, folder: Path, **options: Any) -> TrainingResult | None:
     """Train; None if it was interrupted, having said how to continue."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -162,21 +98,7 @@ def _fit(
     from orthogonium.training import fit
 
     try:
-        return fit(
-            recipe,
-            folder,
-            devices=devices,
-            num_nodes=nodes,
-            strategy=strategy,
-            accelerator=accelerator,
-            resume="auto" if resume else None,
-            progress=progress,
-            tensorboard=tensorboard,
-            log_every=log_every,
-            checkpoint_minutes=checkpoint_minutes,
-            num_workers=workers,
-            dry_run=dry_run,
-        )
+        return fit(recipe, folder, **options)
     except MisconfigurationException as error:
         raise ParameterError(str(error)) from error
     except KeyboardInterrupt:
@@ -202,11 +124,12 @@ def _finish(result: TrainingResult, folder: Path, report: bool, attacked: int, a
     if report:
         from orthogonium.cli import reporting
         from orthogonium.cli.networks import load_inputs, load_network
+        from orthogonium.training.run_folder import RunFolder
 
         network = load_network(str(result.checkpoint))
         inputs = load_inputs(network, None, None, None)
-        page = folder / "report.html"
-        found = reporting.write(network, inputs, page, eps=network.radii, attacked=attacked)
+        page = RunFolder(folder).report
+        found = reporting.write(network, inputs, page, eps=network.eps, attacked=attacked)
         broken = found.broken
         values |= {"report": str(page), **reporting.summary(found)}
         if not as_json:

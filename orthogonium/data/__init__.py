@@ -12,10 +12,10 @@ from orthogonium.data.augment import (
     make_augmentation,
 )
 from orthogonium.data.datasets import DATASETS, load_dataset
-from orthogonium.data.errors import DataError
 from orthogonium.data.folder import FolderImages
 from orthogonium.data.images import ImageData, Images, ImageSource, stratified_split, unit_pixels
 from orthogonium.data.loader import EvalLoader, TrainLoader
+from orthogonium.errors import DataError
 
 if TYPE_CHECKING:
     from orthogonium.data.module import ImageDataModule

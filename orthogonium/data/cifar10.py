@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from orthogonium.data.errors import DataError
 from orthogonium.data.files import read_bytes, read_members, required_root
 from orthogonium.data.images import ImageData, Images
 from orthogonium.data.pickles import load_plain_pickle
+from orthogonium.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32

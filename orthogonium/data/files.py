@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from orthogonium.data.errors import DataError
+from orthogonium.errors import DataError
 
 
 def required_root(root: Path | None, name: str, contents: str) -> Path:

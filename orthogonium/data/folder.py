@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orthogonium.data.errors import DataError
 from orthogonium.data.files import required_root
 from orthogonium.data.images import ImageData, ImageSource
 from orthogonium.data.windows import window_box
-from orthogonium.errors import ParameterError
+from orthogonium.errors import DataError, ParameterError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 _NATIVE = (".jpg", ".jpeg", ".png")

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from orthogonium.data.errors import DataError
 from orthogonium.data.files import read_bytes, required_root
 from orthogonium.data.images import ImageData, Images
+from orthogonium.errors import DataError
 
 CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}  # as torchvision names them

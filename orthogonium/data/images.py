@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orthogonium.data.errors import DataError
 from orthogonium.data.windows import resample_windows
-from orthogonium.errors import ParameterError
+from orthogonium.errors import DataError, ParameterError
 
 
 class ImageSource(ABC):

@@ -68,8 +68,8 @@ class ImageDataModule(LightningDataModule):
         data = name if isinstance(name, ImageData) else load_dataset(name, root, image_size=image_size)
         if num_workers and isinstance(data.train, Images):
             raise ParameterError(
-                f"{data.name} is in memory, where worker processes only cost time: got num_workers={num_workers}. "
-                "Leave it at 0."
+                f"{data.name} is in memory, where worker processes only cost time: got {num_workers} of "
+                "them. Leave them out."
             )
         self.name = data.name
         self.classes = data.classes

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from orthogonium.data.errors import DataError
+from orthogonium.errors import DataError
 
 
 def _encode(text: str, encoding: str = "utf-8") -> bytes:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
 
+from orthogonium.annotations import describe, fits
 from orthogonium.errors import ParameterError
-from orthogonium.models.annotations import describe, fits
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 

@@ -5,15 +5,15 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("orthogonium.training needs lightning: pip install 'orthogonium[train]'.") from error
 
+from orthogonium.errors import CheckpointError, DivergenceError
+from orthogonium.recipes.objectives import LOSSES
+from orthogonium.recipes.optimizers import OPTIMIZERS
+from orthogonium.recipes.presets import PRESETS
+from orthogonium.recipes.recipe import Recipe
+from orthogonium.recipes.schedules import SCHEDULES
 from orthogonium.training.checkpoints import Trained, load_checkpoint
 from orthogonium.training.classifier import LipschitzClassifier
-from orthogonium.training.errors import CheckpointError, DivergenceError
 from orthogonium.training.fitting import TrainingResult, fit
-from orthogonium.training.objectives import LOSSES
-from orthogonium.training.optimizers import OPTIMIZERS
-from orthogonium.training.presets import PRESETS
-from orthogonium.training.recipe import Recipe
-from orthogonium.training.schedules import SCHEDULES
 
 __all__ = [
     "LOSSES",

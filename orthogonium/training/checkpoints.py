@@ -4,8 +4,8 @@ Note [Exact resume]
 A checkpoint is written after whole optimizer steps only, since accumulated gradients are not part of it. It holds
 the weights and their average, the optimizer, the position in the epoch, the history, the elapsed time and the state of the
 random generator; learning rate, order of samples and augmentation are functions of these. So in a single process the
-weights a resumed run ends in are those of a run that was never interrupted, bit for bit. Files are written beside
-their place and moved there: a kill at any moment leaves the previous one whole.
+weights a resumed run ends in are those of a run that was never interrupted, bit for bit. A kill at any moment leaves the
+previous checkpoint whole (`RunFolder`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
-from orthogonium.errors import OrthogoniumError
+from orthogonium.errors import CheckpointError, OrthogoniumError
 from orthogonium.models import create_model
+from orthogonium.recipes.recipe import Recipe
 from orthogonium.training.classifier import CHECKPOINT_FORMAT, CHECKPOINT_KEY
 from orthogonium.training.clock import Interrupted
-from orthogonium.training.errors import CheckpointError
-from orthogonium.training.journal import best_row
-from orthogonium.training.recipe import Recipe
-
-LAST, BEST = "last.ckpt", "best.ckpt"
+from orthogonium.training.early_stopping import best_row
+from orthogonium.training.run_folder import RunFolder, partial, publish
 
 
-class Keeper(Checkpoint):
+class CheckpointWriter(Checkpoint):
     """Writes `last.ckpt` after each epoch, every so often within, and on SIGINT or SIGTERM; `best.ckpt` for the best epoch.
 
     Note [Exact resume].
     """
 
-    def __init__(self, folder: Path, every_minutes: float | None, every_steps: int | None) -> None:
+    def __init__(self, folder: RunFolder, every_minutes: float | None, every_steps: int | None) -> None:
         self.folder = folder
         self.every_minutes = every_minutes
         self.every_steps = every_steps
@@ -48,24 +46,18 @@ class Keeper(Checkpoint):
         self._saved_at = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """From here on a signal means: finish the step, save, stop."""
+        """Count from here."""
         self._step = trainer.global_step
         self._saved_at = pl_module.clock.elapsed
-        pl_module.clock.listen()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the clock after each optimizer step."""
+        """Save after an optimizer step if it is time or a signal came; where the epoch ends, its end does."""
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        clock = pl_module.clock
-        clock.tick(pl_module.device)
-        limit = pl_module.recipe.max_minutes
-        if limit is not None and clock.elapsed >= 60 * limit:
-            trainer.should_stop = True
-            trainer.check_val_every_n_epoch = 1  # validate what training ends in
         if trainer.is_last_batch or trainer.should_stop:
-            return  # the end of the epoch saves
+            return
+        clock = pl_module.clock
         if clock.signum or self._is_due(clock.elapsed):
             self._save(trainer, pl_module)
         if clock.signum:
@@ -84,14 +76,13 @@ class Keeper(Checkpoint):
         return by_steps or (self.every_minutes is not None and elapsed - self._saved_at >= 60 * self.every_minutes)
 
     def _save(self, trainer: Trainer, pl_module: Any, is_best: bool = False) -> None:
-        partial = self.folder / f"{LAST}.partial"
-        trainer.save_checkpoint(partial, weights_only=False)  # by all processes, which wait for each other
+        last, best = self.folder.last, self.folder.best
+        trainer.save_checkpoint(partial(last), weights_only=False)  # by all processes, which wait for each other
         if trainer.is_global_zero:
             if is_best:  # before the last one: a kill in between repeats the epoch, and writes the same best again
-                copy = self.folder / f"{BEST}.partial"
-                shutil.copyfile(partial, copy)
-                os.replace(copy, self.folder / BEST)
-            os.replace(partial, self.folder / LAST)
+                shutil.copyfile(partial(last), partial(best))
+                publish(best)
+            publish(last)
         self._saved_at = pl_module.clock.elapsed
 
 

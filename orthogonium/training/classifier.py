@@ -13,11 +13,11 @@ from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.metrics import CertifiedAccuracy
 from orthogonium.models import create_model
 from orthogonium.models.input_normalization import InputNormalization
+from orthogonium.recipes.objectives import create_loss
+from orthogonium.recipes.optimizers import create_optimizer, set_learning_rate
+from orthogonium.recipes.recipe import Recipe
+from orthogonium.recipes.schedules import schedule_factor
 from orthogonium.training.clock import Clock
-from orthogonium.training.objectives import create_loss
-from orthogonium.training.optimizers import create_optimizer, set_learning_rate
-from orthogonium.training.recipe import Recipe
-from orthogonium.training.schedules import schedule_factor
 from orthogonium.training.tally import Tally
 
 CHECKPOINT_KEY = "orthogonium"
@@ -53,7 +53,7 @@ class LipschitzClassifier(LightningModule):
     >>> from orthogonium.layers import OrthoLinear
     >>> from orthogonium.training import LipschitzClassifier, Recipe
     >>> network = nn.Sequential(nn.Flatten(), OrthoLinear(64, 10))
-    >>> classifier = LipschitzClassifier(Recipe(radii=(0.5,)), network)
+    >>> classifier = LipschitzClassifier(Recipe(eps=(0.5,)), network)
     >>> classifier.head, classifier(torch.rand(2, 1, 8, 8)).shape
     ('global', torch.Size([2, 10]))
     """
@@ -78,7 +78,7 @@ class LipschitzClassifier(LightningModule):
         self.head = check_last_linear_layer_type(model)
         self.loss = create_loss(recipe.loss, recipe.loss_options, n_classes=n_classes, head=self.head)
         # radius 0 is the accuracy; without a certificate that is all there is, whatever factor margins are divided by
-        radii = (0.0,) if self.head == "unknown" else (0.0, *recipe.radii)
+        radii = (0.0,) if self.head == "unknown" else (0.0, *recipe.eps)
         head = "classwise" if self.head == "unknown" else self.head
         constant = _input_constant(model) if lipschitz_constant is None else lipschitz_constant
         self.certified = CertifiedAccuracy(radii, head, constant)
@@ -118,7 +118,7 @@ class LipschitzClassifier(LightningModule):
         """Accuracy and certified accuracies of the validation data, over all processes."""
         accuracy, *certified = self.certified.compute().reshape(-1).tolist()
         self.certified.reset()
-        keys = [certified_key(radius) for radius in self.recipe.radii]
+        keys = [certified_key(radius) for radius in self.recipe.eps]
         self.validation = {"val_accuracy": accuracy, **dict(zip(keys, certified, strict=False))}
 
     @property
@@ -126,13 +126,13 @@ class LipschitzClassifier(LightningModule):
         """The entry of histories that says which epoch is best."""
         if self.recipe.monitor == "accuracy" or self.head == "unknown":
             return "val_accuracy"
-        return certified_key(self.recipe.radii[0])
+        return certified_key(self.recipe.eps[0])
 
     @property
     def training_progress(self) -> float:
         """How much of the training is done, in [0, 1]: of the steps or of the time, whichever is further."""
         steps = (self.trainer.global_step + 0.5) / self._total_steps
-        limit = self.recipe.max_minutes
+        limit = self.recipe.minutes
         return min(max(steps, 0.0 if limit is None else self.clock.elapsed / (60 * limit)), 1.0)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

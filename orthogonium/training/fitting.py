@@ -21,17 +21,18 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import nn
 
 from orthogonium.data import ImageDataModule
-from orthogonium.errors import ParameterError
+from orthogonium.errors import CheckpointError, ParameterError
+from orthogonium.recipes.recipe import PRECISIONS, Recipe
 from orthogonium.training.averaging import WeightAverage
-from orthogonium.training.checkpoints import BEST, LAST, Keeper, read_checkpoint, read_recipe
+from orthogonium.training.checkpoints import CheckpointWriter, read_checkpoint, read_recipe
 from orthogonium.training.classifier import CHECKPOINT_KEY, LipschitzClassifier
 from orthogonium.training.clock import Interrupted
-from orthogonium.training.errors import CheckpointError
+from orthogonium.training.early_stopping import EarlyStopping
 from orthogonium.training.journal import Journal, create_loggers
 from orthogonium.training.progress import ProgressBar
-from orthogonium.training.recipe import PRECISIONS, Recipe
+from orthogonium.training.run_folder import RunFolder
+from orthogonium.training.time_limit import TimeLimit
 
-RECIPE_FILE = "recipe.json"
 # Lightning's remarks on what is deliberate here (loaders index tensors in memory, steps are logged by our journal), and
 # torch's on Lightning's code.
 _REMARKS = (
@@ -84,17 +85,16 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _find_checkpoint(recipe: Recipe, folder: Path, resume: str | os.PathLike[str] | None) -> Path | None:
+def _find_checkpoint(recipe: Recipe, folder: RunFolder, resume: str | os.PathLike[str] | None) -> Path | None:
     """The checkpoint to continue, checked to be one of the same recipe; None to start."""
-    last = folder / LAST
     if resume is None:
-        if last.exists():
+        if folder.last.exists():
             raise ParameterError(
-                f"{folder} already holds a training run: continue it with resume='auto', or choose another out_dir=."
+                f"{folder.path} already holds a training run: continue it (resume='auto'), or choose another folder out=."
             )
         return None
-    path = last if resume == "auto" else Path(resume)
-    if resume == "auto" and not last.exists():
+    path = folder.last if resume == "auto" else Path(resume)
+    if resume == "auto" and not folder.last.exists():
         return None
     theirs, ours = read_recipe(read_checkpoint(path), path).to_dict(), recipe.to_dict()
     changed = [key for key in ours if theirs[key] != ours[key] and key != "root"]  # the same data may have moved
@@ -117,7 +117,7 @@ def _create_strategy(strategy: str | Strategy, recipe: Recipe, processes: int) -
         return strategy
     if recipe.ema is not None:
         raise ParameterError(
-            f"ema={recipe.ema}, an average of weights, needs whole weights: use strategy='ddp', or ema=None with 'fsdp'."
+            f"ema={recipe.ema}, an average of weights, needs whole weights: use strategy='ddp', or leave ema= out."
         )
     return ModelParallelStrategy(
         data_parallel_size=processes, tensor_parallel_size=1, save_distributed_checkpoint=False
@@ -136,19 +136,18 @@ def _whole_steps(data: LightningDataModule, accumulate: int) -> int | None:
     return batches - batches % accumulate
 
 
-def _result(folder: Path, recipe: Recipe, history: list[dict[str, float]], seconds: float) -> TrainingResult:
-    chosen = BEST if recipe.patience is not None and (folder / BEST).exists() else LAST
-    return TrainingResult(folder / chosen, history, seconds, int(history[-1]["step"]) if history else 0)
+def _result(folder: RunFolder, recipe: Recipe, history: list[dict[str, float]], seconds: float) -> TrainingResult:
+    return TrainingResult(folder.result(recipe), history, seconds, int(history[-1]["step"]) if history else 0)
 
 
 def fit(
     recipe: Recipe,
-    out_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
     *,
     model: nn.Module | None = None,
     data: LightningDataModule | None = None,
     devices: int = 1,
-    num_nodes: int = 1,
+    nodes: int = 1,
     strategy: str | Strategy = "auto",
     accelerator: str = "auto",
     resume: str | os.PathLike[str] | None = None,
@@ -157,7 +156,7 @@ def fit(
     log_every: int = 50,
     checkpoint_minutes: float | None = 5.0,
     checkpoint_steps: int | None = None,
-    num_workers: int = 0,
+    workers: int = 0,
     dry_run: bool = False,
 ) -> TrainingResult:
     """Train by a recipe, into a folder.
@@ -165,7 +164,7 @@ def fit(
     The folder receives `last.ckpt` (after each epoch, within long ones, and when the process is asked to stop),
     `best.ckpt`, `history.csv`, `recipe.json` and `logs/`. A run that ended in the middle, however it ended, is continued
     with `resume="auto"`; in a single process it then ends in the same weights as if it had never stopped, bit for bit
-    (a run under `max_minutes` depends on the clock, so no two are the same). On SIGINT and SIGTERM the step is
+    (a run limited by `minutes` depends on the clock, so no two are the same). On SIGINT and SIGTERM the step is
     finished, a checkpoint is written, and the process leaves with KeyboardInterrupt or exit code 143.
 
     Several processes are those of `torch.distributed`, through Lightning: started by torchrun, SLURM, or, from a script,
@@ -173,12 +172,12 @@ def fit(
 
     Args:
         recipe: what to train and how.
-        out_dir: the folder, created if need be. It must not hold another run.
+        out: the folder, created if need be. It must not hold another run.
         model: a network to train in place of `recipe.model`.
         data: data to train on in place of `recipe.data`; it must give `image_shape` and `n_classes`, and its batches must
             be of the recipe's size.
         devices: processes per machine.
-        num_nodes: machines.
+        nodes: machines.
         strategy: Lightning's: "auto", "ddp", …, an object; or "fsdp" to shard parameters.
         accelerator: Lightning's: "auto", "cpu", "gpu", ….
         resume: None to start, "auto" to continue the folder's run if there is one, or a checkpoint.
@@ -187,14 +186,14 @@ def fit(
         log_every: optimizer steps between two lines of the logs.
         checkpoint_minutes: minutes between checkpoints within an epoch.
         checkpoint_steps: optimizer steps between checkpoints within an epoch.
-        num_workers: worker processes that read images, for data that is not in memory.
+        workers: processes that read images, for data that is not in memory.
         dry_run: whether to stop where training would begin: data, network, loss and devices have been tried by then, and
             nothing was written. The result then has no history.
 
     Returns:
         The checkpoint and the history.
     """
-    folder = Path(out_dir)
+    folder = RunFolder(Path(out))
     for name, count in (("log_every", log_every), ("checkpoint_steps", checkpoint_steps)):
         if count is not None and count < 1:
             raise ParameterError(f"{name}={count} must be at least 1.")
@@ -213,7 +212,7 @@ def fit(
             batch_size=recipe.batch_size // recipe.accumulate,
             augment=recipe.augment,
             seed=recipe.seed,
-            num_workers=num_workers,
+            num_workers=workers,
             validation=recipe.validation,
         )
     shape: dict[str, Any] = {"image_shape": data.image_shape, "n_classes": data.n_classes}  # type: ignore[attr-defined]
@@ -224,8 +223,8 @@ def fit(
         trainer = Trainer(
             accelerator=accelerator,
             devices=devices,
-            num_nodes=num_nodes,
-            strategy=_create_strategy(strategy, recipe, devices * num_nodes),
+            num_nodes=nodes,
+            strategy=_create_strategy(strategy, recipe, devices * nodes),
             precision=PRECISIONS[recipe.precision],  # type: ignore[arg-type]
             max_epochs=-1 if recipe.epochs is None else recipe.epochs,
             accumulate_grad_batches=recipe.accumulate,
@@ -237,12 +236,14 @@ def fit(
             callbacks=[
                 *([WeightAverage(recipe.ema)] if recipe.ema is not None else []),
                 journal,
+                EarlyStopping(),
                 *([ProgressBar(journal)] if progress else []),
-                Keeper(folder, checkpoint_minutes, checkpoint_steps),
+                TimeLimit(),
+                CheckpointWriter(folder, checkpoint_minutes, checkpoint_steps),
             ],
             # the scheduler sends the signal, and the job continues from last.ckpt: no second file to choose from
             plugins=SLURMEnvironment(auto_requeue=False) if SLURMEnvironment.detect() else None,
-            default_root_dir=folder,
+            default_root_dir=folder.path,
             profiler=_NoProfiler(),
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -250,9 +251,9 @@ def fit(
         )
         if dry_run:
             return _result(folder, recipe, [], 0.0)
-        folder.mkdir(parents=True, exist_ok=True)  # not before all else is known to exist
+        folder.path.mkdir(parents=True, exist_ok=True)  # not before all else is known to exist
         if trainer.is_global_zero:
-            (folder / RECIPE_FILE).write_text(recipe.to_json() + "\n", encoding="utf-8")
+            folder.begin(recipe)
         torch.manual_seed(recipe.seed + trainer.global_rank)  # random layers differ between processes
         try:
             trainer.fit(classifier, datamodule=data, ckpt_path=start, weights_only=True)

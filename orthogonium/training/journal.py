@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from orthogonium.training.errors import DivergenceError
+from orthogonium.errors import DivergenceError
+from orthogonium.training.run_folder import RunFolder, partial, publish
 from orthogonium.training.tally import means
 
-HISTORY_FILE = "history.csv"
 
-
-def create_loggers(folder: Path, tensorboard: bool) -> list[Logger]:
+def create_loggers(folder: RunFolder, tensorboard: bool) -> list[Logger]:
     """A CSV logger under `folder/logs`, and one for TensorBoard beside it if asked for."""
-    loggers: list[Logger] = [CSVLogger(folder, name="logs")]
+    loggers: list[Logger] = [CSVLogger(folder.path, name="logs")]
     if tensorboard:
         try:
-            loggers.append(TensorBoardLogger(folder, name="tensorboard"))
+            loggers.append(TensorBoardLogger(folder.path, name="tensorboard"))
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "TensorBoard logs were asked for, but tensorboard is not installed: pip install tensorboard. "
@@ -31,33 +29,20 @@ def create_loggers(folder: Path, tensorboard: bool) -> list[Logger]:
     return loggers
 
 
-def best_row(history: list[dict[str, float]], key: str) -> int | None:
-    """Index of the first row with the largest value; None where no row has one."""
-    rows = [i for i, row in enumerate(history) if key in row]
-    return max(rows, key=lambda i: (history[i][key], -i)) if rows else None
-
-
-def is_stalled(history: list[dict[str, float]], key: str, patience: int) -> bool:
-    """Whether the last `patience` validations brought nothing better than those before them."""
-    best = best_row(history, key)
-    return best is not None and sum(key in row for row in history[best + 1 :]) >= patience
-
-
 def write_history(path: Path, history: list[dict[str, float]]) -> None:
-    """The whole history as CSV; replaced at once, so that a reader or a kill never meets half a file."""
+    """The whole history as CSV."""
     columns = list(dict.fromkeys(key for row in history for key in row))
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with partial(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(history)
-    os.replace(partial, path)
+    publish(path)
 
 
 class Journal(Callback):
-    """Ends each epoch with a row of the history, stops a run that no longer improves or is no longer finite."""
+    """Ends each epoch with a row of the history, logs steps between, and refuses to go on with a loss that is not finite."""
 
-    def __init__(self, folder: Path, log_every: int) -> None:
+    def __init__(self, folder: RunFolder, log_every: int) -> None:
         self.folder = folder
         self.log_every = log_every
         self.recent: dict[str, float] = {}  # what a progress bar may show
@@ -95,10 +80,7 @@ class Journal(Callback):
         self.recent |= values
         self._log(trainer, values, trainer.global_step)
         if trainer.is_global_zero:
-            write_history(self.folder / HISTORY_FILE, pl_module.history)
-        patience = pl_module.recipe.patience
-        if patience is not None and is_stalled(pl_module.history, pl_module.monitored, patience):
-            trainer.should_stop = True
+            write_history(self.folder.history_file, pl_module.history)
 
     @staticmethod
     def _log(trainer: Trainer, values: dict[str, float], step: int) -> None:

@@ -29,7 +29,7 @@ class ProgressBar(Callback):
         """Open the bar."""
         if not trainer.is_global_zero:
             return
-        self._certified = certified_key(pl_module.recipe.radii[0])
+        self._certified = certified_key(pl_module.recipe.eps[0])
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(20),

@@ -33,7 +33,7 @@ def test_train_writes_a_checkpoint_and_a_report(trained):
     assert all(entry["accuracy"] >= entry["certified"] for entry in printed["attacked_accuracy"])
     report = (folder / "report.html").read_text(encoding="utf-8")
     assert f"{100 * printed['accuracy']:.1f}%" in report and "aocnet_tiny on digits" in report
-    assert load_checkpoint(folder / "last.ckpt").recipe.radii == (0.05, 0.25)
+    assert load_checkpoint(folder / "last.ckpt").recipe.eps == (0.05, 0.25)
 
 
 def test_certify_prints_what_the_saved_radii_say(trained, tmp_path):

@@ -18,7 +18,7 @@ RECIPE = Recipe(
     clip_norm=1.0,
     weight_decay=1e-3,
     accumulate=2,
-    radii=(0.25, 0.5),
+    eps=(0.25, 0.5),
 )
 
 

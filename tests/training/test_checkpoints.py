@@ -6,7 +6,7 @@ import torch
 from orthogonium.training import CheckpointError, Recipe, fit, load_checkpoint
 from tests.training.runs import small_network, train
 
-TINY = Recipe(epochs=1, batch_size=512, model_options={"widths": (4,), "depth": 1, "hidden": (16,)}, radii=(0.25,))
+TINY = Recipe(epochs=1, batch_size=512, model_options={"widths": (4,), "depth": 1, "hidden": (16,)}, eps=(0.25,))
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers import BatchCentering, MaxMin, OrthoLinear, UnitNormLinear
 from orthogonium.models.input_normalization import InputNormalization
 from orthogonium.training import DivergenceError, LipschitzClassifier, Recipe, fit, load_checkpoint
-from orthogonium.training.journal import best_row, is_stalled
+from orthogonium.training.early_stopping import best_row, is_stalled
 from tests.training.runs import RECIPE, small_network, train
 
-SHORT = Recipe(epochs=1, batch_size=256, lr=1e-2, radii=(0.25, 0.5))  # 5 steps
+SHORT = Recipe(epochs=1, batch_size=256, lr=1e-2, eps=(0.25, 0.5))  # 5 steps
 
 
 def plain_network():
@@ -47,7 +47,7 @@ def test_history_is_what_the_loaded_network_achieves(tmp_path, head):
     right = logits.argmax(1) == test.labels
     row = result.history[-1]
     assert row["val_accuracy"] == pytest.approx(right.float().mean().item(), abs=1e-6)
-    for eps in RECIPE.radii:
+    for eps in RECIPE.eps:
         expected = (right & (radius > eps)).float().mean().item()
         assert row[f"val_certified@{eps:.4g}"] == pytest.approx(expected, abs=1e-6)
 
@@ -160,7 +160,7 @@ def test_half_precision_needs_a_gpu(tmp_path):
 
 
 def test_a_time_limit_ends_training_with_the_schedule_at_its_end(tmp_path):
-    recipe = SHORT.replace(epochs=None, max_minutes=1 / 60, validate_every=10**6)
+    recipe = SHORT.replace(epochs=None, minutes=1 / 60, validate_every=10**6)
     result = train(tmp_path, recipe)
     rates = [row["lr"] for row in result.history]
     assert result.seconds >= 1.0 and final(tmp_path)["orthogonium"]["finished"]
@@ -170,7 +170,7 @@ def test_a_time_limit_ends_training_with_the_schedule_at_its_end(tmp_path):
 
 
 def test_elapsed_time_is_continued(tmp_path):
-    recipe = SHORT.replace(epochs=2, max_minutes=60.0)
+    recipe = SHORT.replace(epochs=2, minutes=60.0)
     first = train(tmp_path / "a", recipe)
     checkpoint = final(tmp_path / "a")
     checkpoint["orthogonium"] |= {"elapsed": 3601.0, "finished": False, "history": first.history[:1]}
@@ -181,7 +181,7 @@ def test_elapsed_time_is_continued(tmp_path):
 
 def test_early_stopping_keeps_the_best(tmp_path):
     """At a rate of nearly 0 nothing improves after the first validation."""
-    recipe = SHORT.replace(epochs=20, lr=1e-12, validation=0.2, patience=3)
+    recipe = SHORT.replace(epochs=20, lr=1e-12, validation=0.2, early_stop=3)
     result = train(tmp_path, recipe)
     assert [row["epoch"] for row in result.history] == [1, 2, 3, 4]
     assert result.checkpoint.name == "best.ckpt"

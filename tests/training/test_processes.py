@@ -13,7 +13,7 @@ from orthogonium.training import Recipe
 from tests.processes import run_distributed
 from tests.training.runs import train
 
-SHARED = Recipe(epochs=2, batch_size=128, augment="shift", optimizer="nesterov", lr=0.05, radii=(0.25,))  # 20 steps
+SHARED = Recipe(epochs=2, batch_size=128, augment="shift", optimizer="nesterov", lr=0.05, eps=(0.25,))  # 20 steps
 SHARDED = SHARED.replace(epochs=10, batch_size=512)  # 20 steps; one batch of test images
 
 

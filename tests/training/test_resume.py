@@ -45,7 +45,7 @@ class Killed(BaseException):
 
 def test_after_every_checkpoint(whole, tmp_path, monkeypatch):
     """Each run ends right after its second checkpoint: within epochs, at their ends, in the last one."""
-    save = checkpoints.Keeper._save
+    save = checkpoints.CheckpointWriter._save
     saved = []
 
     def save_and_die(keeper, trainer, *arguments):
@@ -54,7 +54,7 @@ def test_after_every_checkpoint(whole, tmp_path, monkeypatch):
         if len(saved) % 2 == 0:
             raise Killed
 
-    monkeypatch.setattr(checkpoints.Keeper, "_save", save_and_die)
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "_save", save_and_die)
     for _ in range(4):
         with pytest.raises(Killed):
             train(tmp_path, resume="auto", checkpoint_steps=4)

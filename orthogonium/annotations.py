@@ -19,7 +19,7 @@ _WORDS = {
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of an annotated type: as JSON has it, a list is a tuple, and true is no number.
 
-    >>> from orthogonium.models.annotations import fits
+    >>> from orthogonium.annotations import fits
     >>> fits([3, 4], tuple[int, ...]), fits([3, 4.5], tuple[int, ...]), fits(3, float | None), fits(True, int)
     (True, False, True, False)
     """
@@ -41,7 +41,7 @@ def fits(value: Any, hint: Any) -> bool:
 def describe(hint: Any, *, several: bool = False) -> str:
     """An annotated type in words.
 
-    >>> from orthogonium.models.annotations import describe
+    >>> from orthogonium.annotations import describe
     >>> describe(tuple[int, ...] | None)
     'a list of whole numbers, or null'
     """

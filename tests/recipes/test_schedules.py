@@ -3,8 +3,8 @@ import math
 import pytest
 
 from orthogonium.errors import ParameterError
+from orthogonium.recipes.schedules import schedule_factor
 from orthogonium.training import SCHEDULES
-from orthogonium.training.schedules import schedule_factor
 
 GRID = [i / 200 for i in range(201)]
 

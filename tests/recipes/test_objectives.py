@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from orthogonium.errors import ParameterError
+from orthogonium.recipes.objectives import create_loss
 from orthogonium.training import LOSSES
-from orthogonium.training.objectives import create_loss
 
 REQUIRED = {"tau-cross-entropy": {"tau": 5.0}, "hkr": {"alpha": 0.9}}
 

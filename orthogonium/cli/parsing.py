@@ -13,7 +13,7 @@ from orthogonium.errors import ParameterError
 def radii(texts: Sequence[str]) -> tuple[float, ...]:
     """Radii from numbers or fractions, each text one or several with commas between.
 
-    >>> from orthogonium.cli.values import radii
+    >>> from orthogonium.cli.parsing import radii
     >>> radii(["0.25,0.5", "36/255"])
     (0.25, 0.5, 0.1411...)
     """
@@ -34,7 +34,7 @@ def _radius(text: str) -> float:
 def options(texts: Sequence[str], flag: str) -> dict[str, Any]:
     """A mapping from texts `name=value`; a value is JSON, or else the text itself.
 
-    >>> from orthogonium.cli.values import options
+    >>> from orthogonium.cli.parsing import options
     >>> options(["width=64", "method=aoc", "blocks=[2, 2]"], "--model-option")
     {'width': 64, 'method': 'aoc', 'blocks': [2, 2]}
     """
@@ -48,8 +48,3 @@ def options(texts: Sequence[str], flag: str) -> dict[str, Any]:
         except ValueError:  # also of a number too long to read
             found[name] = value
     return found
-
-
-def finite(x: float) -> float | None:
-    """A number as JSON knows it: ∞ and NaN are null."""
-    return x if math.isfinite(x) else None

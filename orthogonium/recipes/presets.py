@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orthogonium.training.recipe import Recipe
+from orthogonium.recipes.recipe import Recipe
 
 PRESETS: dict[str, Recipe] = {
     # scikit-learn's digits, 8×8 pixels: well under a minute on two cores
@@ -16,7 +16,7 @@ PRESETS: dict[str, Recipe] = {
         lr=1e-2,
         epochs=45,
         batch_size=128,
-        radii=(0.25, 0.5),
+        eps=(0.25, 0.5),
         validate_every=5,
     ),
     # CIFAR-10 on two cores of a CPU: too few epochs to need more augmentation than flips
@@ -37,10 +37,10 @@ PRESETS: dict[str, Recipe] = {
         optimizer="adam",
         lr=3e-3,
         epochs=None,
-        max_minutes=30.0,
+        minutes=30.0,
         batch_size=128,
         ema=0.999,
-        radii=(36 / 255, 72 / 255, 108 / 255, 1.0),
+        eps=(36 / 255, 72 / 255, 108 / 255, 1.0),
         validate_every=5,
     ),
 }

@@ -1,18 +1,12 @@
-"""Arguments and output that several commands share."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Checkpoint = Annotated[
     str,
@@ -82,39 +76,3 @@ def _writable(path: Path | None) -> Path | None:
         if not os.access(place, os.W_OK):
             raise typer.BadParameter(f"{path} cannot be written: no permission to write to {place}.")
     return path
-
-
-_NUMERIC = re.compile(r"([-+]?[\d.]+(e[-+]?\d+)?%?( of \d+)?)?")
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Where to print: plain text unless it is a terminal."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
-
-
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; columns of numbers align right."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = [[str(cell) for cell in row] for row in rows]
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        numeric = bool(rows) and all(_NUMERIC.fullmatch(row[i]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
-
-
-def print_json(value: Any) -> None:
-    """Print a JSON object."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def percent(x: float) -> str:
-    """A fraction as text."""
-    return f"{100 * x:.1f}%"

@@ -39,7 +39,7 @@ def loss_parameters(name: str) -> dict[str, inspect.Parameter]:
 def create_loss(name: str, options: Mapping[str, Any], *, n_classes: int, head: str = "classwise") -> nn.Module:
     """A loss of `LOSSES`; number of classes and type of head are taken from the network unless `options` say otherwise.
 
-    >>> from orthogonium.training.objectives import create_loss
+    >>> from orthogonium.recipes.objectives import create_loss
     >>> create_loss("emma", {"eps": 0.5}, n_classes=10, head="global").last_layer_type
     'global'
     """

@@ -15,15 +15,15 @@ WRONG = {
     "epochs": [0, 2.5, True],
     "batch_size": [0, -1],
     "accumulate": [0, 3],  # 3 does not divide 128
-    "patience": [0, 5],  # without held-out data
+    "early_stop": [0, 5],  # without held-out data
     "validate_every": [0],
     "lr": ["fast", 0.0, -1.0, float("nan")],
-    "max_minutes": [0.0, float("inf")],
+    "minutes": [0.0, float("inf")],
     "clip_norm": [0.0],
     "weight_decay": [-0.1],
     "ema": [0.0, 1.0],
     "validation": [-0.1, 1.0],
-    "radii": [0.5, ("x",), (), (0.0,), (-1.0, 0.5)],
+    "eps": [0.5, ("x",), (), (0.0,), (-1.0, 0.5)],
     "precision": ["fp8"],
     "monitor": ["loss"],
     "schedule": ["exponential"],
@@ -43,7 +43,7 @@ def test_wrong_values_are_refused(name, value):
 
 
 def test_training_needs_an_end():
-    with pytest.raises(ParameterError, match="epochs=, max_minutes="):
+    with pytest.raises(ParameterError, match="epochs=, minutes="):
         Recipe(epochs=None)
 
 
@@ -65,9 +65,9 @@ def test_every_field_survives_json():
     changed = Recipe(
         model="other", model_options={"widths": (8, 16)}, data="cifar10", root="/data", augment="crop-flip", validation=0.1,
         loss="hkr", loss_options={"alpha": 0.9}, optimizer="sgd", optimizer_options={"momentum": 0.8}, lr=0.5,
-        weight_decay=0.1, decay_biases=True, schedule="linear", warmup=0.3, epochs=None, max_minutes=0.5, batch_size=32,
-        accumulate=2, clip_norm=3.0, ema=0.9, precision="64", seed=5, patience=3, monitor="accuracy", validate_every=2,
-        radii=(0.125,),
+        weight_decay=0.1, decay_biases=True, schedule="linear", warmup=0.3, epochs=None, minutes=0.5, batch_size=32,
+        accumulate=2, clip_norm=3.0, ema=0.9, precision="64", seed=5, early_stop=3, monitor="accuracy", validate_every=2,
+        eps=(0.125,),
     )  # fmt: skip
     default = Recipe()
     assert all(getattr(changed, f.name) != getattr(default, f.name) for f in dataclasses.fields(Recipe))

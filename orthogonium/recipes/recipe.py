@@ -1,4 +1,10 @@
-"""Everything that decides the weights a training run ends in, as one value that can be printed, saved and compared."""
+"""Everything that decides the weights a training run ends in, as one value that can be printed, saved and compared.
+
+Note [A flag is a field]
+The options of `orthogonium train` are the fields of `Recipe`: `early_stop` is `--early-stop`, and the first sentence of its
+line in the docstring is the help of the flag. So errors name the same thing to those who write Python and to those who type
+commands, and a new flag is a new field. `--help` reads this file, which therefore imports torch only to check values.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from orthogonium.annotations import describe, fits
 from orthogonium.errors import ParameterError
-from orthogonium.models.annotations import describe, fits
-from orthogonium.training.objectives import create_loss
-from orthogonium.training.optimizers import check_optimizer
-from orthogonium.training.schedules import check_schedule
+from orthogonium.recipes.schedules import check_schedule
 
 # our names → those of Lightning
 PRECISIONS = {"32": "32-true", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed", "64": "64-true"}
+
+# fields as version 0.1 saved them
+_NAMES_OF_0_1 = {"max_minutes": "minutes", "patience": "early_stop", "radii": "eps"}
 
 
 def _as_json(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +43,7 @@ def _check_types(recipe: Recipe) -> None:
 
 
 def _check_counts(recipe: Recipe) -> None:
-    for name in ("epochs", "batch_size", "accumulate", "patience", "validate_every"):
+    for name in ("epochs", "batch_size", "accumulate", "early_stop", "validate_every"):
         value = getattr(recipe, name)
         if value is not None and value < 1:
             raise ParameterError(f"{name}={value} must be at least 1.")
@@ -47,7 +55,7 @@ def _check_counts(recipe: Recipe) -> None:
 
 
 def _check_ranges(recipe: Recipe) -> None:
-    for name, value in (("lr", recipe.lr), ("max_minutes", recipe.max_minutes), ("clip_norm", recipe.clip_norm)):
+    for name, value in (("lr", recipe.lr), ("minutes", recipe.minutes), ("clip_norm", recipe.clip_norm)):
         if value is not None and not 0 < value < math.inf:
             raise ParameterError(f"{name}={value} must be positive and finite.")
     if not 0 <= recipe.weight_decay < math.inf:
@@ -58,16 +66,16 @@ def _check_ranges(recipe: Recipe) -> None:
         raise ParameterError(
             f"validation={recipe.validation}, the share of the training data held out, must be in [0, 1)."
         )
-    if not recipe.radii or any(not 0 < r < math.inf for r in recipe.radii):
-        raise ParameterError(f"radii={list(recipe.radii)} must be one or more finite l2 radii above 0.")
+    if not recipe.eps or any(not 0 < e < math.inf for e in recipe.eps):
+        raise ParameterError(f"eps={list(recipe.eps)} must be one or more finite l2 radii above 0.")
     if not 0 <= recipe.seed < 2**63:
         raise ParameterError(f"seed={recipe.seed} must be at least 0 and below 2⁶³.")
-    if recipe.epochs is None and recipe.max_minutes is None:
-        raise ParameterError("Training needs an end: give epochs=, max_minutes=, or both.")
-    if recipe.patience is not None and recipe.validation == 0:
+    if recipe.epochs is None and recipe.minutes is None:
+        raise ParameterError("Training needs an end: give epochs=, minutes=, or both.")
+    if recipe.early_stop is not None and recipe.validation == 0:
         raise ParameterError(
-            f"patience={recipe.patience} with validation=0 would choose weights on the test data: hold out a share, such "
-            "as validation=0.1."
+            f"early_stop={recipe.early_stop} with validation=0 would choose weights on the test data: hold out a share, "
+            "such as validation=0.1."
         )
 
 
@@ -83,39 +91,39 @@ def _check_model_options(recipe: Recipe) -> None:
 class Recipe:
     """What to train, on what, and how. Two runs of one recipe on one machine end in the same weights.
 
-    Where and on how many devices to run is not part of it: these are arguments of `fit`.
+    Where and on how many devices to run is not part of it: these are arguments of `fit`. Note [A flag is a field].
 
     Args:
-        model: name of an architecture, see `orthogonium.models.list_models`.
-        model_options: its options.
-        data: name of a dataset, see `orthogonium.data.load_dataset`.
-        root: the folder of the dataset, for those that are not bundled.
-        augment: augmentation of training images.
-        validation: share of the training data held out to validate on; 0 validates on the test data, which then says
-            how training goes but must not choose anything: early stopping needs a share.
-        loss: name of a loss, see `LOSSES`.
-        loss_options: its options; the number of classes and the type of the last layer are known.
-        optimizer: name of an optimizer, see `OPTIMIZERS`.
-        optimizer_options: its options beside learning rate and weight decay.
+        model: name of an architecture: see `orthogonium models`.
+        model_options: an option of the model.
+        data: one of digits, cifar10, mnist, fashion-mnist and image-folder.
+        root: folder of the dataset; digits need none.
+        augment: augmentation of training images: none, shift, crop-flip, ….
+        validation: share of the training data held out to validate on; 0 validates on the test data. That says how training
+            goes but must not choose anything: early stopping needs a share.
+        loss: one of offset-cross-entropy, hkr, cosine, emma, …: the keys of `LOSSES`.
+        loss_options: an option of the loss. The number of classes and the type of the last layer are known.
+        optimizer: one of adam, adamw, sgd, …: the keys of `OPTIMIZERS`.
+        optimizer_options: an option of the optimizer. Learning rate and weight decay are fields of their own.
         lr: peak learning rate.
         weight_decay: decay of matrices and kernels.
-        decay_biases: whether vectors (biases, centering, scales) are decayed too.
-        schedule: "cosine", "linear", "one-cycle" or "constant", set at each optimizer step.
+        decay_biases: decay vectors (biases, centering, scales) too.
+        schedule: course of the rate: cosine, linear, one-cycle or constant.
         warmup: fraction of training over which the rate rises.
         epochs: passes over the training data at most.
-        max_minutes: minutes of training at most, validation included. The schedule follows whichever of epochs and time
-            is nearer to its end, so it always anneals completely.
+        minutes: time of training at most, validation included. The schedule follows whichever of epochs and time is
+            nearer to its end, so it always anneals completely.
         batch_size: samples of one optimizer step, over all processes and accumulated parts.
-        accumulate: parts, one after the other, in which each process runs its share of them.
+        accumulate: parts, one after the other, in which each process runs its share of a batch.
         clip_norm: largest norm of the gradient; larger ones are scaled down.
-        ema: weight of the past in an exponential average of weights and statistics, which is then what is validated and
-            loaded; None keeps the weights themselves.
-        precision: "32", "bf16-mixed", "16-mixed" or "64".
-        seed: of weights, order of samples and augmentation.
-        patience: stop when this many validations in a row bring no better one.
-        monitor: what "better" compares: accuracy, or certified accuracy at the first of `radii`.
-        validate_every: epochs between validations; the last epoch is always validated.
-        radii: l2 radii, in units of pixels in [0, 1], to report certified accuracy at.
+        ema: weight of the past in an exponential average of the weights. The average, with its statistics, is then what is
+            validated and loaded; None keeps the weights themselves.
+        precision: one of 32, bf16-mixed, 16-mixed and 64.
+        seed: decides weights, order of samples and augmentation.
+        early_stop: stop when this many validations in a row bring no better one, and keep the best.
+        monitor: what "better" compares: accuracy, or certified accuracy at the first radius of eps.
+        validate_every: epochs between validations. The last epoch is always validated.
+        eps: radii to report certified accuracy at, in the l2 norm of pixels in [0, 1].
 
     >>> from orthogonium.training import Recipe
     >>> recipe = Recipe(loss="tau-cross-entropy", loss_options={"tau": 10.0}, epochs=2)
@@ -139,23 +147,26 @@ class Recipe:
     schedule: str = "cosine"
     warmup: float = 0.05
     epochs: int | None = 10
-    max_minutes: float | None = None
+    minutes: float | None = None
     batch_size: int = 128
     accumulate: int = 1
     clip_norm: float | None = None
     ema: float | None = None
     precision: Literal["32", "bf16-mixed", "16-mixed", "64"] = "32"
     seed: int = 0
-    patience: int | None = None
+    early_stop: int | None = None
     monitor: Literal["certified", "accuracy"] = "certified"
     validate_every: int = 1
-    radii: tuple[float, ...] = (36 / 255, 72 / 255, 108 / 255, 1.0)
+    eps: tuple[float, ...] = (36 / 255, 72 / 255, 108 / 255, 1.0)
 
     def __post_init__(self) -> None:
+        from orthogonium.recipes.objectives import create_loss
+        from orthogonium.recipes.optimizers import check_optimizer
+
         _check_types(self)
         for name in ("model_options", "loss_options", "optimizer_options"):
             object.__setattr__(self, name, _as_json(name, getattr(self, name)))
-        object.__setattr__(self, "radii", tuple(self.radii))
+        object.__setattr__(self, "eps", tuple(self.eps))
         _check_counts(self)
         _check_ranges(self)
         _check_model_options(self)
@@ -163,13 +174,18 @@ class Recipe:
         check_optimizer(self.optimizer, self.optimizer_options)
         create_loss(self.loss, self.loss_options, n_classes=self.loss_options.get("n_classes", 2))
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether a run ends in its best epoch, instead of its last."""
+        return self.early_stop is not None
+
     def replace(self, **changes: Any) -> Recipe:
         """A copy with some fields changed; unknown ones are refused."""
         return Recipe.from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, as values that JSON knows."""
-        return {**dataclasses.asdict(self), "radii": list(self.radii)}
+        return {**dataclasses.asdict(self), "eps": list(self.eps)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Recipe:
@@ -193,4 +209,15 @@ class Recipe:
             raise ParameterError(f"A recipe is a JSON object: {error}.") from error
         if not isinstance(fields, dict):
             raise ParameterError(f"A recipe is a JSON object: got {type(fields).__name__}.")
-        return cls.from_dict(fields)
+        renamed = [name for name in fields if name in _NAMES_OF_0_1 and _NAMES_OF_0_1[name] not in fields]
+        return cls.from_dict({_NAMES_OF_0_1[name] if name in renamed else name: fields[name] for name in fields})
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        """The recipe in a file."""
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ParameterError(f"{path} is not a recipe: it is not text ({error.reason}).") from error
+        except ParameterError as error:
+            raise ParameterError(f"{path} is not a recipe: {error}") from error

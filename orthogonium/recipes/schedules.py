@@ -53,7 +53,7 @@ def schedule_factor(
 ) -> float:
     """Factor of the peak learning rate: a rise over the fraction `warmup`, then the decay of the schedule to its end.
 
-    >>> from orthogonium.training.schedules import schedule_factor
+    >>> from orthogonium.recipes.schedules import schedule_factor
     >>> [round(schedule_factor("cosine", 0.5, p), 3) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from orthogonium.recipes.optimizers import create_optimizer, set_learning_rate
 from orthogonium.training import OPTIMIZERS
-from orthogonium.training.optimizers import create_optimizer, set_learning_rate
 
 DEFAULTS = {"lr": 0.1, "weight_decay": 0.0, "decay_biases": False, "options": {}, "fused": True}
 

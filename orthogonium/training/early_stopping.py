@@ -1,0 +1,29 @@
+"""Which epoch is the best so far, and when to stop waiting for a better one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+
+def best_row(history: list[dict[str, float]], key: str) -> int | None:
+    """Index of the first row with the largest value; None where no row has one."""
+    rows = [i for i, row in enumerate(history) if key in row]
+    return max(rows, key=lambda i: (history[i][key], -i)) if rows else None
+
+
+def is_stalled(history: list[dict[str, float]], key: str, patience: int) -> bool:
+    """Whether the last `patience` validations brought nothing better than those before them."""
+    best = best_row(history, key)
+    return best is not None and sum(key in row for row in history[best + 1 :]) >= patience
+
+
+class EarlyStopping(Callback):
+    """Stops a run that no longer improves, once the journal has added the row of the epoch."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Look at the history."""
+        patience = pl_module.recipe.early_stop
+        if patience is not None and is_stalled(pl_module.history, pl_module.monitored, patience):
+            trainer.should_stop = True

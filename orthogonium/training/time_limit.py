@@ -1,0 +1,33 @@
+"""The end of training by the clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+
+class TimeLimit(Callback):
+    """Reads the clock after each optimizer step, and ends training when the time of its recipe is over.
+
+    Note [One clock for all processes].
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """From here on a signal means: finish the step, save, stop."""
+        self._step = trainer.global_step
+        pl_module.clock.listen()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Look at the clock."""
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        pl_module.clock.tick(pl_module.device)
+        limit = pl_module.recipe.minutes
+        if limit is not None and pl_module.clock.elapsed >= 60 * limit:
+            trainer.should_stop = True
+            trainer.check_val_every_n_epoch = 1  # validate what training ends in
