@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# The versions to install; /dev/null leaves them to pip, for a Python that the pinned ones do not support.
+CONSTRAINTS ?= constraints.txt
 
 .PHONY: demo test test-slow test-everywhere fuzz check format docs clean
 .DELETE_ON_ERROR:
@@ -9,8 +11,8 @@ READY := .venv/.ready
 # torch goes first and pinned, so that no other package can pull a different build of it.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,docs]'
 	touch $@
 
 demo: $(READY)
