@@ -43,7 +43,7 @@ from orthogonium.certification.lattice import (
 )
 from orthogonium.certification.sandwich_scales import sandwich_scales
 from orthogonium.layers.block import LipschitzBlock
-from orthogonium.methods.residual import FusedKernels
+from orthogonium.methods.sll_aoc import FusedKernels
 from orthogonium.spectral.rounding import UNIT, gamma
 
 _NEAR_ONE = 1.001  # a bound below this is taken, without a look at others
@@ -73,7 +73,7 @@ def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tu
     Raises:
         NoBoundError: for NaN or infinite numbers, and where the convolutions do not fit together.
 
-    >>> from orthogonium.layers.conv.SLL import SDPBasedLipschitzResBlock
+    >>> from orthogonium.layers.conv.sll import SDPBasedLipschitzResBlock
     >>> block = SDPBasedLipschitzResBlock(4, inner_dim_factor=2)
     >>> round(block_constant(block, (4, 8, 8), (0.0, 1.0)).value, 4)
     1.0

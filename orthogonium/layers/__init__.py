@@ -2,15 +2,7 @@
 
 from orthogonium.layers.channel_shuffle import ChannelShuffle
 from orthogonium.layers.constrained import Guarantee
-from orthogonium.layers.conv.adaptiveSOC import (
-    AdaptiveSOCConv1d,
-    AdaptiveSOCConv2d,
-    AdaptiveSOCConv3d,
-    AdaptiveSOCConvTranspose1d,
-    AdaptiveSOCConvTranspose2d,
-    AdaptiveSOCConvTranspose3d,
-)
-from orthogonium.layers.conv.AOC import (
+from orthogonium.layers.conv.aoc import (
     AdaptiveOrthoConv1d,
     AdaptiveOrthoConv2d,
     AdaptiveOrthoConv3d,
@@ -24,7 +16,7 @@ from orthogonium.layers.conv.AOC import (
     RKOConv2d,
     RkoConvTranspose2d,
 )
-from orthogonium.layers.conv.AOL import (
+from orthogonium.layers.conv.aol import (
     AOLConv1d,
     AOLConv2D,
     AOLConv2d,
@@ -47,7 +39,7 @@ from orthogonium.layers.conv.parts import (
     RKOConvTranspose3d,
 )
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
-from orthogonium.layers.conv.SLL import (
+from orthogonium.layers.conv.sll import (
     AOCLipschitzResBlock,
     AOCLipschitzResBlock1d,
     AOCLipschitzResBlock3d,
@@ -59,6 +51,14 @@ from orthogonium.layers.conv.SLL import (
     SLLxAOCLipschitzResBlock,
     SLLxAOCLipschitzResBlock1d,
     SLLxAOCLipschitzResBlock3d,
+)
+from orthogonium.layers.conv.soc import (
+    AdaptiveSOCConv1d,
+    AdaptiveSOCConv2d,
+    AdaptiveSOCConv3d,
+    AdaptiveSOCConvTranspose1d,
+    AdaptiveSOCConvTranspose2d,
+    AdaptiveSOCConvTranspose3d,
 )
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.custom_activations import (

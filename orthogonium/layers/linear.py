@@ -11,7 +11,8 @@ from orthogonium.layers.constrained import Constrained, Guarantee
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aol import AlmostOrthogonalKernel
 from orthogonium.methods.constraint import Constraint, constrain
-from orthogonium.methods.dense import OrthogonalMatrix, UnitBall, UnitRows
+from orthogonium.methods.rko import OrthogonalMatrix
+from orthogonium.methods.spectral import UnitBall, UnitRows
 
 
 class _ConstrainedLinear(Constrained, nn.Linear):

@@ -24,9 +24,9 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.linalg.precision import full_precision
-from orthogonium.methods.bcop import compose, count_bases
+from orthogonium.methods.bcop.images import apply_factors, convolve_tiles, lead_axis, lead_batch
+from orthogonium.methods.bcop.kernel import compose, count_bases
 from orthogonium.methods.constraint import Constraint
-from orthogonium.methods.in_turn import apply_factors, convolve_tiles, lead_axis, lead_batch
 
 _PIXELS = 32  # most pixels for each channel, over all images in between: a limit to the memory they take
 _CHANNELS = 48  # least number of channels: with fewer, operators cost more than their arithmetic

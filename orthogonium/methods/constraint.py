@@ -78,9 +78,7 @@ def standard_strides(x: Tensor) -> Tensor:
 
 
 class Kept:
-    """A weight, what it was built from, and what a layer derived from it (forgotten with the weight)."""
-
-    derived: Any = None
+    """A weight, and what it was built from."""
 
     def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
         # Outside inference mode, so that the version counter of the weight exists.

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
-from orthogonium.linalg import OrthoParams, random_orthogonal
+from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.spectral import MatrixConstraint
 
 
 def overlap(geometry: ConvGeometry) -> int:
@@ -43,3 +44,20 @@ class ReshapedKernel(Constraint):
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel of the raw matrix."""
         return self.scale * self.orthogonalize(raw[0]).reshape(self.geometry.weight_shape)
+
+
+class OrthogonalMatrix(MatrixConstraint):
+    """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
+
+    def __init__(self, weight_shape: tuple[int, int], ortho_params: OrthoParams) -> None:
+        super().__init__(weight_shape)
+        check_ortho_params(ortho_params)
+        self.orthogonalize = ortho_params.build(weight_shape)
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """Orthonormalize."""
+        return self.orthogonalize(raw[0])
+
+    def invert(self, weight: Tensor) -> Tensor:
+        """An orthogonal matrix is left as it is by QR, Cholesky, Björck and polar (not by Cayley and exponential)."""
+        return weight.clone()

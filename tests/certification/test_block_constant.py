@@ -17,7 +17,7 @@ from orthogonium.certification.block_constant import block_constant
 from orthogonium.certification.block_kernels import NoBoundError
 from orthogonium.errors import GuaranteeWarning
 from orthogonium.layers import freeze
-from orthogonium.layers.conv import SLL, cpl
+from orthogonium.layers.conv import cpl, sll
 from orthogonium.layers.conv.block import Branch
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
 from orthogonium.layers.cpl import CPLLinear
@@ -118,8 +118,8 @@ def blocks(draw, dtype=torch.float64):
     torch.manual_seed(draw(st.integers(0, 10**6)))
     if family == "dense":
         p, q = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-        make = draw(st.sampled_from([SandwichLinear, CPLLinear, SLL.SDPBasedLipschitzDense]))
-        return make(p, q, 6, dtype=dtype) if make is SLL.SDPBasedLipschitzDense else make(p, q, dtype=dtype)
+        make = draw(st.sampled_from([SandwichLinear, CPLLinear, sll.SDPBasedLipschitzDense]))
+        return make(p, q, 6, dtype=dtype) if make is sll.SDPBasedLipschitzDense else make(p, q, dtype=dtype)
     dims = draw(st.sampled_from([1, 2, 2, 3]))
     ci, co, groups = draw(st.sampled_from([(2, 3, 1), (4, 2, 2), (2, 2, 2), (1, 5, 1), (3, 3, 1)]))
     options = {
@@ -134,14 +134,14 @@ def blocks(draw, dtype=torch.float64):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuaranteeWarning)
         if family == "SLL":
-            make = getattr(SLL, f"SDPBasedLipschitzResBlock{suffix}")
+            make = getattr(sll, f"SDPBasedLipschitzResBlock{suffix}")
             return make(ci, draw(st.sampled_from([1, 2])), niter=draw(st.sampled_from([1, 3])), **options)
         if family == "AOC":
-            return getattr(SLL, f"AOCLipschitzResBlock{suffix}")(ci, draw(st.sampled_from([1, 2])), **options)
+            return getattr(sll, f"AOCLipschitzResBlock{suffix}")(ci, draw(st.sampled_from([1, 2])), **options)
         if family == "CPL":
             return {1: cpl.CPLConv1d, 2: cpl.CPLConv2d, 3: cpl.CPLConv3d}[dims](ci, **options)
         if family == "SLL-AOC":
-            return getattr(SLL, f"SLLxAOCLipschitzResBlock{suffix}")(ci, co, 2, stride=stride, **options)
+            return getattr(sll, f"SLLxAOCLipschitzResBlock{suffix}")(ci, co, 2, stride=stride, **options)
         options["dilation"] = 1 if max(stride) > 1 else options["dilation"]
         return {1: SandwichConv1d, 2: SandwichConv2d, 3: SandwichConv3d}[dims](ci, co, stride=stride, **options)
 
@@ -217,7 +217,7 @@ def test_nan_parameters():
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
 def test_one_pixel_off(branch, mode):
     """The offsets count: the same kernels, read elsewhere, are another operator."""
-    block = SLL.SLLxAOCLipschitzResBlock(2, 3, 2, padding_mode=mode, dtype=torch.float64)
+    block = sll.SLLxAOCLipschitzResBlock(2, 3, 2, padding_mode=mode, dtype=torch.float64)
     wrong = block.branches[branch]
     moved = Branch(tuple(v + 1 for v in wrong.left), tuple(v - 1 for v in wrong.right), wrong.stride)
     block.branches = (*block.branches[:branch], moved, *block.branches[branch + 1 :])
@@ -226,7 +226,7 @@ def test_one_pixel_off(branch, mode):
 
 
 def test_convolutions_that_do_not_fit():
-    block = SLL.SDPBasedLipschitzResBlock(2, 2)
+    block = sll.SDPBasedLipschitzResBlock(2, 2)
     first = block.branches[0]
     block.branches = (Branch((3, 3), first.right, first.stride), block.branches[1])
     with pytest.raises(NoBoundError, match="pixels"):
@@ -237,7 +237,7 @@ def test_convolutions_that_do_not_fit():
         block_constant(block, (2, 4, 4), UNIT)
     for shape in [(3, 4, 4), (2, 4)]:
         with pytest.raises(NoBoundError, match="channels|axes"):
-            block_constant(SLL.SDPBasedLipschitzResBlock(2, 2), shape, UNIT)
+            block_constant(sll.SDPBasedLipschitzResBlock(2, 2), shape, UNIT)
     with pytest.raises(NoBoundError, match="channels"):
         block_constant(CPLLinear(3), (4,), UNIT)
 
@@ -271,7 +271,7 @@ def test_numbers_too_far_apart():
 
 def test_silent_channels():
     """Rows of A and columns of C that meet only zeros contribute nothing, whatever their size."""
-    for make in (lambda: CPLLinear(3, 5), lambda: SLL.SDPBasedLipschitzDense(3, 3, 5), lambda: SandwichLinear(3, 5)):
+    for make in (lambda: CPLLinear(3, 5), lambda: sll.SDPBasedLipschitzDense(3, 3, 5), lambda: SandwichLinear(3, 5)):
         block = freeze(make().double())
         with torch.no_grad():
             inner, outer = block.packing.unpack(block.weight)
@@ -300,7 +300,7 @@ def test_factors_of_fused_blocks_are_hints_only():
         def forward(self, weight):
             return 2 * weight
 
-    block = SLL.SLLxAOCLipschitzResBlock(1, 8, 2, kernel_size=1, dtype=torch.float64)
+    block = sll.SLLxAOCLipschitzResBlock(1, 8, 2, kernel_size=1, dtype=torch.float64)
     assert wider_middle(block)
     assert block_constant(block, (1, 4, 4), UNIT).value <= 1 + 1e-9
     nn.utils.parametrize.register_parametrization(block, "weight", Louder(), unsafe=True)
@@ -320,9 +320,9 @@ def test_edited_and_rounded_as_reported():
     with torch.no_grad():
         block.weight.mul_(3)
     assert block_constant(block, (4, 5, 5), UNIT).value >= steepest(block, (4, 5, 5)) > 5
-    half = SLL.AOCLipschitzResBlock(8, 2, 3).to(torch.bfloat16)
+    half = sll.AOCLipschitzResBlock(8, 2, 3).to(torch.bfloat16)
     assert 1.2 > block_constant(half, (8, 4, 4), UNIT).value >= steepest(half, (8, 4, 4)) > 1 + 1e-4
-    gelu = SLL.SDPBasedLipschitzDense(4, 4, 8, dtype=torch.float64)
+    gelu = sll.SDPBasedLipschitzDense(4, 4, 8, dtype=torch.float64)
     slopes = (-0.13, 1.13)
     assert 1.5 > block_constant(gelu, (4,), slopes).value >= steepest(gelu, (4,), slopes)
 

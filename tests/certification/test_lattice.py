@@ -14,7 +14,7 @@ from orthogonium.certification.lattice import (
     norm,
     small_norm,
 )
-from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
+from orthogonium.layers.conv.aoc import AdaptiveOrthoConv2d
 
 KERNELS = [(1, 3, 4, 1), (2, 3, 2, 3), (1, 4, 4, 2, 3), (3, 1, 1, 3, 3), (1, 2, 5, 2, 1, 2)]
 

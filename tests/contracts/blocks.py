@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from orthogonium.layers.conv import SLL, cpl
+from orthogonium.layers.conv import cpl, sll
 from orthogonium.layers.conv.sandwich import SandwichConv2d
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.sandwich import SandwichLinear
@@ -15,13 +15,13 @@ def _block(cls, **arguments):
 
 
 BLOCKS = {
-    "SLL": _block(SLL.SDPBasedLipschitzResBlock, cin=4, inner_dim_factor=2),
+    "SLL": _block(sll.SDPBasedLipschitzResBlock, cin=4, inner_dim_factor=2),
     "SLL-depthwise": _block(
-        SLL.SDPBasedLipschitzResBlock1d, cin=4, inner_dim_factor=1, groups=4, bias=False, padding_mode="circular"
+        sll.SDPBasedLipschitzResBlock1d, cin=4, inner_dim_factor=1, groups=4, bias=False, padding_mode="circular"
     ),
-    "SLL-dense": _block(SLL.SDPBasedLipschitzDense, in_features=6, out_features=4, inner_dim=9, activation="tanh"),
-    "SLL-AOC": _block(SLL.SLLxAOCLipschitzResBlock, cin=4, cout=6, inner_dim_factor=2, groups=2),
-    "AOC-residual": _block(SLL.AOCLipschitzResBlock, in_channels=4, inner_dim_factor=2, kernel_size=2),
+    "SLL-dense": _block(sll.SDPBasedLipschitzDense, in_features=6, out_features=4, inner_dim=9, activation="tanh"),
+    "SLL-AOC": _block(sll.SLLxAOCLipschitzResBlock, cin=4, cout=6, inner_dim_factor=2, groups=2),
+    "AOC-residual": _block(sll.AOCLipschitzResBlock, in_channels=4, inner_dim_factor=2, kernel_size=2),
     "Sandwich": _block(SandwichConv2d, in_channels=4, out_channels=6, kernel_size=3, stride=2, padding_mode="zeros"),
     "SandwichLinear": _block(SandwichLinear, in_features=6, out_features=4),
     "CPL": _block(

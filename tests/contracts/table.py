@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import orthogonium.linalg as linalg
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
-from orthogonium.layers.conv import AOC, AOL, adaptiveSOC
+from orthogonium.layers.conv import aoc, aol, soc
 from orthogonium.layers.linear import AOLLinear
 from tests.oracle import plain_conv
 
@@ -49,38 +49,38 @@ LAYERS = {
     "OrthoLinear-tall": _dense(OrthoLinear, 4, 6),
     "UnitNormLinear": _dense(UnitNormLinear),
     "SpectralLinear": _dense(SpectralLinear),
-    "AOC": _conv(AOC.AdaptiveOrthoConv2d),
-    "AOC-strided": _conv(AOC.AdaptiveOrthoConv2d, stride=2),
-    "AOC-strided-columns": _conv(AOC.AdaptiveOrthoConv2d, 2, 12, stride=2),
-    "AOC-grouped-zeros": _conv(AOC.AdaptiveOrthoConv2d, 4, 4, 2, groups=2, padding=1, padding_mode="zeros"),
-    "AOC-qr": _conv(AOC.AdaptiveOrthoConv2d, stride=2, ortho_params=linalg.QR_ORTHO_PARAMS),
-    "AOC-1d": _conv(AOC.AdaptiveOrthoConv1d, 4, 4, 5, dilation=2),
-    "AOC-3d": _conv(AOC.AdaptiveOrthoConv3d, 2, 3, (2, 3, 1), bias=False),
-    "AOC-transpose": _conv(AOC.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
+    "AOC": _conv(aoc.AdaptiveOrthoConv2d),
+    "AOC-strided": _conv(aoc.AdaptiveOrthoConv2d, stride=2),
+    "AOC-strided-columns": _conv(aoc.AdaptiveOrthoConv2d, 2, 12, stride=2),
+    "AOC-grouped-zeros": _conv(aoc.AdaptiveOrthoConv2d, 4, 4, 2, groups=2, padding=1, padding_mode="zeros"),
+    "AOC-qr": _conv(aoc.AdaptiveOrthoConv2d, stride=2, ortho_params=linalg.QR_ORTHO_PARAMS),
+    "AOC-1d": _conv(aoc.AdaptiveOrthoConv1d, 4, 4, 5, dilation=2),
+    "AOC-3d": _conv(aoc.AdaptiveOrthoConv3d, 2, 3, (2, 3, 1), bias=False),
+    "AOC-transpose": _conv(aoc.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
     "AOC-transpose-circular": _conv(
-        AOC.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
+        aoc.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
     ),
-    "RKO": _conv(AOC.RKOConv2d, stride=2),
-    "BCOP": _conv(AOC.FastBlockConv2d),
+    "RKO": _conv(aoc.RKOConv2d, stride=2),
+    "BCOP": _conv(aoc.FastBlockConv2d),
     "AOLLinear": _dense(AOLLinear),
     "AOLLinear-tall": _dense(AOLLinear, 4, 6, niter=3),
-    "AOL": _conv(AOL.AOLConv2d, padding=1),
-    "AOL-strided-columns": _conv(AOL.AOLConv2d, 1, 12, stride=2, padding=1, niter=2),
-    "AOL-depthwise": _conv(AOL.AOLConv2d, 4, 4, groups=4, padding=1, niter=2),
-    "AOL-1d": _conv(AOL.AOLConv1d, 4, 4, 4, groups=2, dilation=2, padding=3),
-    "AOL-3d": _conv(AOL.AOLConv3d, 2, 3, (2, 3, 1), bias=False),
-    "AOL-transpose": _conv(AOL.AOLConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
+    "AOL": _conv(aol.AOLConv2d, padding=1),
+    "AOL-strided-columns": _conv(aol.AOLConv2d, 1, 12, stride=2, padding=1, niter=2),
+    "AOL-depthwise": _conv(aol.AOLConv2d, 4, 4, groups=4, padding=1, niter=2),
+    "AOL-1d": _conv(aol.AOLConv1d, 4, 4, 4, groups=2, dilation=2, padding=3),
+    "AOL-3d": _conv(aol.AOLConv3d, 2, 3, (2, 3, 1), bias=False),
+    "AOL-transpose": _conv(aol.AOLConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
     "AOL-transpose-circular": _conv(
-        AOL.AOLConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular", niter=2
+        aol.AOLConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular", niter=2
     ),
-    "SOC": _conv(adaptiveSOC.AdaptiveSOCConv2d),
-    "SOC-depthwise": _conv(adaptiveSOC.AdaptiveSOCConv2d, 4, 4, groups=4, order=3),
-    "SOC-strided": _conv(adaptiveSOC.AdaptiveSOCConv2d, stride=2, niter=2),
-    "SOC-strided-columns": _conv(adaptiveSOC.AdaptiveSOCConv2d, 2, 12, stride=2, niter=0),
-    "SOC-1x1": _conv(adaptiveSOC.AdaptiveSOCConv2d, 4, 4, 1, padding_mode="zeros"),
-    "SOC-1d": _conv(adaptiveSOC.AdaptiveSOCConv1d, 6, 4, 5, dilation=2, order=8),
-    "SOC-3d": _conv(adaptiveSOC.AdaptiveSOCConv3d, 2, 2, (1, 3, 3), bias=False, order=3),
+    "SOC": _conv(soc.AdaptiveSOCConv2d),
+    "SOC-depthwise": _conv(soc.AdaptiveSOCConv2d, 4, 4, groups=4, order=3),
+    "SOC-strided": _conv(soc.AdaptiveSOCConv2d, stride=2, niter=2),
+    "SOC-strided-columns": _conv(soc.AdaptiveSOCConv2d, 2, 12, stride=2, niter=0),
+    "SOC-1x1": _conv(soc.AdaptiveSOCConv2d, 4, 4, 1, padding_mode="zeros"),
+    "SOC-1d": _conv(soc.AdaptiveSOCConv1d, 6, 4, 5, dilation=2, order=8),
+    "SOC-3d": _conv(soc.AdaptiveSOCConv3d, 2, 2, (1, 3, 3), bias=False, order=3),
     "SOC-transpose-circular": _conv(
-        adaptiveSOC.AdaptiveSOCConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
+        soc.AdaptiveSOCConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
     ),
 }

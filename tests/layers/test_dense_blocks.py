@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.conv.SLL import SDPBasedLipschitzDense
+from orthogonium.layers.conv.sll import SDPBasedLipschitzDense
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.sandwich import LBDN, SandwichLinear
 from orthogonium.layers.slopes import _ALLOWED

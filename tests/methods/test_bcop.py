@@ -5,8 +5,8 @@ import torch
 
 from orthogonium.legacy.block_ortho_conv import bcop_kernel
 from orthogonium.linalg import cholesky
-from orthogonium.methods import bcop
-from orthogonium.methods.bcop import compose, count_bases
+from orthogonium.methods.bcop import kernel as bcop
+from orthogonium.methods.bcop.kernel import compose, count_bases
 
 
 def bases(count, c):

@@ -8,7 +8,7 @@ import torch
 import orthogonium.linalg as linalg
 from orthogonium.errors import NumericalWarning
 from orthogonium.layers import LipschitzConv2d, LipschitzLinear, OrthoLinear
-from orthogonium.layers.conv import AOC
+from orthogonium.layers.conv import aoc
 from orthogonium.methods.table import METHODS
 from tests.oracle import singular_values
 
@@ -21,12 +21,12 @@ CASES = {
         for name in PRESETS
     },
     "OrthoLinear-square": lambda: OrthoLinear(24, 24),
-    "AOC": lambda: AOC.AdaptiveOrthoConv2d(12, 12, 3),
-    "AOC-polar": lambda: AOC.AdaptiveOrthoConv2d(12, 12, 3, ortho_params=linalg.POLAR_ORTHO_PARAMS),
-    "AOC-strided": lambda: AOC.AdaptiveOrthoConv2d(8, 12, 3, stride=2),
-    "AOC-1d": lambda: AOC.AdaptiveOrthoConv1d(12, 8, 5),
-    "AOC-3d": lambda: AOC.AdaptiveOrthoConv3d(6, 6, (2, 2, 1)),
-    "AOC-transpose": lambda: AOC.AdaptiveOrthoConvTranspose2d(
+    "AOC": lambda: aoc.AdaptiveOrthoConv2d(12, 12, 3),
+    "AOC-polar": lambda: aoc.AdaptiveOrthoConv2d(12, 12, 3, ortho_params=linalg.POLAR_ORTHO_PARAMS),
+    "AOC-strided": lambda: aoc.AdaptiveOrthoConv2d(8, 12, 3, stride=2),
+    "AOC-1d": lambda: aoc.AdaptiveOrthoConv1d(12, 8, 5),
+    "AOC-3d": lambda: aoc.AdaptiveOrthoConv3d(6, 6, (2, 2, 1)),
+    "AOC-transpose": lambda: aoc.AdaptiveOrthoConvTranspose2d(
         12, 8, 3, stride=2, padding="same", padding_mode="circular"
     ),
 }

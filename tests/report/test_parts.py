@@ -9,7 +9,7 @@ from torch import nn
 from orthogonium import audit, certify
 from orthogonium.errors import ShapeError
 from orthogonium.layers import AdaptiveOrthoConv2d, MaxMin, OrthoLinear
-from orthogonium.layers.conv.SLL import SDPBasedLipschitzResBlock
+from orthogonium.layers.conv.sll import SDPBasedLipschitzResBlock
 from orthogonium.report import choose_samples, layer_spectra
 from orthogonium.report.curves import default_radii, survival_curve
 from orthogonium.report.pictures import png

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from orthogonium.layers import BatchCentering, MaxMin, OrthoLinear
-from orthogonium.layers.conv import AOC
+from orthogonium.layers.conv import aoc
 from orthogonium.training import Recipe
 from tests.processes import run_distributed
 from tests.training.runs import train
@@ -19,7 +19,7 @@ SHARDED = SHARED.replace(epochs=10, batch_size=512)  # 20 steps; one batch of te
 
 def network():
     return nn.Sequential(
-        AOC.AdaptiveOrthoConv2d(1, 8, kernel_size=3, stride=2),
+        aoc.AdaptiveOrthoConv2d(1, 8, kernel_size=3, stride=2),
         BatchCentering(8),
         MaxMin(),
         nn.Flatten(),

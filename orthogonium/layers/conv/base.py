@@ -15,10 +15,9 @@ from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Constrained, Guarantee
-from orthogonium.layers.conv.blocked import convolve_blocked
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
 from orthogonium.linalg.precision import autocasts, is_exporting
-from orthogonium.methods.constraint import Constraint, Kept, standard_strides
+from orthogonium.methods.constraint import Constraint, standard_strides
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -107,10 +106,8 @@ class ConstrainedConv(ConstrainedConvNd):
         else:
             weight = kept.weight if kept else source[0](*source[1]) if source else self.weight
             if border.mode == "zeros" and not (border.same and g.is_strided):
-                even = border.left == border.right
-                y = convolve_blocked(kept, input, self.bias, border.left, g) if even else None
-                return self._conv_forward(input, weight, self.bias) if y is None else y
-            convolve = partial(self._convolve, weight, kept)
+                return self._conv_forward(input, weight, self.bias)
+            convolve = partial(self._convolve, weight)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
         if not border.same and any(n + 2 * p < x for n, p, x in zip(sizes, border.left, g.extent, strict=True)):
@@ -149,12 +146,9 @@ class ConstrainedConv(ConstrainedConvNd):
     def _extend(self, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
         return (wrap if self.border.mode == "circular" else zero_extend)(x, left, right)
 
-    def _convolve(self, weight: Tensor, kept: Kept | None, input: Tensor) -> Tensor:
+    def _convolve(self, weight: Tensor, input: Tensor) -> Tensor:
         g, border = self.geometry, self.border
         x = self._extend(input, border.left, border.right)
-        y = convolve_blocked(kept, x, self.bias, (0,) * g.dims, g)
-        if y is not None:
-            return y
         return _CONV[g.dims](x, weight, self.bias, g.stride, 0, g.dilation, g.groups)
 
     def _convolve_in_turn(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> Tensor:

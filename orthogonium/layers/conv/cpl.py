@@ -8,8 +8,8 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.block import ConvBlock, residual_branches
 from orthogonium.layers.slopes import Activation
+from orthogonium.methods.cpl import PotentialKernels
 from orthogonium.methods.packing import Device
-from orthogonium.methods.potential import PotentialKernels
 
 
 class CPLConv2d(ConvBlock):

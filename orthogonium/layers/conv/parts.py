@@ -1,10 +1,10 @@
-"""The parts of AOC by name, BCOP and RKO, in 1-D and 3-D; those in 2-D have their published place in `AOC.py`."""
+"""The parts of AOC by name, BCOP and RKO, in 1-D and 3-D; those in 2-D have their published place in `aoc.py`."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from orthogonium.layers.conv.AOC import _BlockWeight, _OrthoConv, _OrthoConvTranspose, _ReshapedWeight
+from orthogonium.layers.conv.aoc import _BlockWeight, _OrthoConv, _OrthoConvTranspose, _ReshapedWeight
 
 
 class FastBlockConv1d(_BlockWeight, _OrthoConv, nn.Conv1d):

@@ -12,13 +12,13 @@ from torch.nn.utils import parametrize
 
 import orthogonium.linalg as linalg
 from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
-from orthogonium.layers.conv import AOC
-from orthogonium.layers.conv.adaptiveSOC import AdaptiveSOCConvTranspose2d
+from orthogonium.layers.conv import aoc
 from orthogonium.layers.conv.init import conv_orthogonal_
+from orthogonium.layers.conv.soc import AdaptiveSOCConvTranspose2d
 from tests.oracle import operator, plain_conv, singular_values
 
-CONV = {d: getattr(AOC, f"AdaptiveOrthoConv{d}d") for d in (1, 2, 3)}
-TRANSPOSE = {d: getattr(AOC, f"AdaptiveOrthoConvTranspose{d}d") for d in (1, 2, 3)}
+CONV = {d: getattr(aoc, f"AdaptiveOrthoConv{d}d") for d in (1, 2, 3)}
+TRANSPOSE = {d: getattr(aoc, f"AdaptiveOrthoConvTranspose{d}d") for d in (1, 2, 3)}
 
 
 def quiet(make, *args, **options):
@@ -35,7 +35,7 @@ def quiet(make, *args, **options):
 @pytest.mark.parametrize("k,s,d", [(3, 2, 1), (5, 2, 1), (3, 3, 1), (4, 3, 2), (2, 2, 1), (3, 1, 1)])
 def test_same_padding_with_stride(size, channels, k, s, d):
     """⌈n/s⌉ outputs; orthogonal when the stride divides the image; never above 1; columns stay isometric."""
-    conv = AOC.AdaptiveOrthoConv2d(*channels, k, stride=s, dilation=d, dtype=torch.float64)
+    conv = aoc.AdaptiveOrthoConv2d(*channels, k, stride=s, dilation=d, dtype=torch.float64)
     out = conv(torch.zeros(1, channels[0], *size, dtype=torch.float64))
     assert out.shape == (1, channels[1], *(-(-n // s) for n in size))
     sigma = singular_values(conv, channels[0], *size)
@@ -49,7 +49,7 @@ def test_same_padding_with_stride(size, channels, k, s, d):
 
 def test_odd_images_expand_without_the_remedy():
     """What a plain circular convolution with the same kernel does: the oracle sees it."""
-    conv = AOC.AdaptiveOrthoConv1d(4, 8, 3, stride=2, dtype=torch.float64)
+    conv = aoc.AdaptiveOrthoConv1d(4, 8, 3, stride=2, dtype=torch.float64)
     plain = nn.Conv1d(4, 8, 3, stride=2, padding=1, padding_mode="circular", dtype=torch.float64)
     plain.load_state_dict({"weight": conv.weight.detach(), "bias": conv.bias.detach()})
     assert singular_values(plain, 4, 7).max() > 1.2
@@ -59,7 +59,7 @@ def test_odd_images_expand_without_the_remedy():
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("k,d", [(3, 1), (5, 1), (3, 3), (4, 2)])
 def test_kernels_larger_than_the_image(size, k, d):
-    conv = AOC.AdaptiveOrthoConv2d(3, 3, k, dilation=d, dtype=torch.float64)
+    conv = aoc.AdaptiveOrthoConv2d(3, 3, k, dilation=d, dtype=torch.float64)
     assert (singular_values(conv, 3, size, size) - 1).abs().max() <= 1e-12
 
 
@@ -69,7 +69,7 @@ def test_kernels_larger_than_the_image(size, k, d):
 def test_integer_padding_has_the_outputs_of_torch(k, s, d, mode, size):
     extent = d * (k - 1) + 1
     for padding in range((extent + 1) // 2):
-        conv = AOC.AdaptiveOrthoConv2d(3, 4, k, s, padding, d, padding_mode=mode, dtype=torch.float64)
+        conv = aoc.AdaptiveOrthoConv2d(3, 4, k, s, padding, d, padding_mode=mode, dtype=torch.float64)
         plain = nn.Conv2d(3, 4, k, s, padding, d, padding_mode=mode, dtype=torch.float64)
         plain.load_state_dict({"weight": conv.weight.detach(), "bias": conv.bias.detach()})
         x = torch.randn(2, 3, *size, dtype=torch.float64)
@@ -82,18 +82,18 @@ def test_integer_padding_has_the_outputs_of_torch(k, s, d, mode, size):
 
 
 def test_integer_padding_that_keeps_every_window_is_orthogonal():
-    conv = AOC.AdaptiveOrthoConv2d(3, 4, 3, stride=2, padding=1)
+    conv = aoc.AdaptiveOrthoConv2d(3, 4, 3, stride=2, padding=1)
     assert conv.guarantee.kind == "orthogonal"
     assert (singular_values(conv, 3, 8, 8) - 1).abs().max() <= 1e-5
-    assert AOC.AdaptiveOrthoConv2d(3, 3, 5, padding=1).guarantee.kind == "lipschitz"
-    assert AOC.AdaptiveOrthoConv2d(3, 3, 5, padding="valid").guarantee.kind == "lipschitz"
+    assert aoc.AdaptiveOrthoConv2d(3, 3, 5, padding=1).guarantee.kind == "lipschitz"
+    assert aoc.AdaptiveOrthoConv2d(3, 3, 5, padding="valid").guarantee.kind == "lipschitz"
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", 0, 1, (2, 1), 4])
 @pytest.mark.parametrize("k,s", [(3, 1), (2, 2), (3, 2), ((3, 2), (1, 2))], ids=str)
 def test_zero_padding_never_expands(padding, k, s):
     for channels in [(2, 4), (4, 2), (2, 9)]:
-        conv = AOC.AdaptiveOrthoConv2d(*channels, k, s, padding, padding_mode="zeros", dtype=torch.float64)
+        conv = aoc.AdaptiveOrthoConv2d(*channels, k, s, padding, padding_mode="zeros", dtype=torch.float64)
         assert conv.guarantee.kind == "lipschitz"
         for size in [(6, 6), (5, 7)]:
             assert singular_values(conv, channels[0], *size).max() <= 1 + 1e-12
@@ -101,17 +101,17 @@ def test_zero_padding_never_expands(padding, k, s):
 
 def test_zero_padding_is_exact_where_it_can_be():
     """Full padding keeps columns, no padding keeps rows."""
-    full = AOC.AdaptiveOrthoConv2d(2, 4, 3, padding=2, padding_mode="zeros", dtype=torch.float64)
-    none = AOC.AdaptiveOrthoConv2d(4, 2, 3, padding=0, padding_mode="zeros", dtype=torch.float64)
+    full = aoc.AdaptiveOrthoConv2d(2, 4, 3, padding=2, padding_mode="zeros", dtype=torch.float64)
+    none = aoc.AdaptiveOrthoConv2d(4, 2, 3, padding=0, padding_mode="zeros", dtype=torch.float64)
     assert (singular_values(full, 2, 5, 5) - 1).abs().max() <= 1e-12
     assert (singular_values(none, 4, 5, 5) - 1).abs().max() <= 1e-12
 
 
 def test_images_without_batch():
-    conv = AOC.AdaptiveOrthoConv2d(3, 4, 3, stride=2)
+    conv = aoc.AdaptiveOrthoConv2d(3, 4, 3, stride=2)
     x = torch.randn(3, 7, 8)
     torch.testing.assert_close(conv(x), conv(x[None])[0])
-    transpose = AOC.AdaptiveOrthoConvTranspose2d(4, 3, 3, stride=2, padding="same", padding_mode="circular")
+    transpose = aoc.AdaptiveOrthoConvTranspose2d(4, 3, 3, stride=2, padding="same", padding_mode="circular")
     y = torch.randn(4, 3, 4)
     torch.testing.assert_close(transpose(y), transpose(y[None])[0])
 
@@ -146,7 +146,7 @@ def test_transposed_layers_are_adjoints(data, dims, mode):
 
 
 def test_output_size():
-    transpose = AOC.AdaptiveOrthoConvTranspose2d(8, 3, 3, stride=2, padding="same", padding_mode="circular")
+    transpose = aoc.AdaptiveOrthoConvTranspose2d(8, 3, 3, stride=2, padding="same", padding_mode="circular")
     y = torch.randn(1, 8, 4, 5)
     assert transpose(y).shape == (1, 3, 8, 10)
     assert transpose(y, output_size=(7, 9)).shape == (1, 3, 7, 9)
@@ -154,7 +154,7 @@ def test_output_size():
     with pytest.raises(ShapeError, match=r"sizes from \(7, 9\) to \(8, 10\)"):
         transpose(y, output_size=(6, 9))
     assert singular_values(transpose, 8, 4, 5).max() <= 1 + 1e-6
-    zeros = AOC.AdaptiveOrthoConvTranspose2d(8, 3, 3, stride=2, padding=1, output_padding=1)
+    zeros = aoc.AdaptiveOrthoConvTranspose2d(8, 3, 3, stride=2, padding=1, output_padding=1)
     plain = nn.ConvTranspose2d(8, 3, 3, stride=2, padding=1, output_padding=1)
     plain.load_state_dict({"weight": zeros.weight.detach(), "bias": zeros.bias.detach()})
     torch.testing.assert_close(zeros(y), plain(y))
@@ -162,7 +162,7 @@ def test_output_size():
 
 
 def test_bias_of_a_circular_transposed_layer():
-    transpose = AOC.AdaptiveOrthoConvTranspose2d(4, 3, 3, padding="same", padding_mode="circular")
+    transpose = aoc.AdaptiveOrthoConvTranspose2d(4, 3, 3, padding="same", padding_mode="circular")
     with torch.no_grad():
         transpose.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
     out = transpose(torch.zeros(2, 4, 5, 5))
@@ -196,7 +196,7 @@ def test_any_geometry_is_refused_or_kept(data, dims, seed):
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_modes_that_repeat_pixels_are_rejected(mode):
     with pytest.raises(GeometryError, match="repeats border pixels.*circular"):
-        AOC.AdaptiveOrthoConv2d(3, 3, 3, padding_mode=mode)
+        aoc.AdaptiveOrthoConv2d(3, 3, 3, padding_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -214,40 +214,40 @@ def test_modes_that_repeat_pixels_are_rejected(mode):
 def test_bad_arguments(options, message):
     arguments = {"in_channels": 4, "out_channels": 4, "kernel_size": 3, **options}
     with pytest.raises(GeometryError, match=message):
-        AOC.AdaptiveOrthoConv2d(**arguments)
+        aoc.AdaptiveOrthoConv2d(**arguments)
 
 
 def test_bad_arguments_of_transposed_layers():
     with pytest.raises(GeometryError, match="circular"):
-        AOC.AdaptiveOrthoConvTranspose2d(4, 4, 3, padding="same")
+        aoc.AdaptiveOrthoConvTranspose2d(4, 4, 3, padding="same")
     with pytest.raises(GeometryError, match="output_padding"):
-        AOC.AdaptiveOrthoConvTranspose2d(4, 4, 3, stride=2, output_padding=2)
+        aoc.AdaptiveOrthoConvTranspose2d(4, 4, 3, stride=2, output_padding=2)
     with pytest.raises(GeometryError, match="output_size"):
-        AOC.AdaptiveOrthoConvTranspose2d(4, 4, 3, 2, "same", 1, padding_mode="circular")
+        aoc.AdaptiveOrthoConvTranspose2d(4, 4, 3, 2, "same", 1, padding_mode="circular")
     with pytest.raises(TypeError):
-        AOC.AdaptiveOrthoConv2d(3, 3, 3, strides=2)
+        aoc.AdaptiveOrthoConv2d(3, 3, 3, strides=2)
 
 
 def test_ortho_params_must_be_some():
     for bad in ("qr", None):
         with pytest.raises(ParameterError, match="QR_ORTHO_PARAMS"):
-            AOC.AdaptiveOrthoConv2d(3, 4, 3, ortho_params=bad)
+            aoc.AdaptiveOrthoConv2d(3, 4, 3, ortho_params=bad)
     with pytest.raises(ParameterError, match="two factories"):
         linalg.OrthoParams(orthogonalizer="qr")
 
 
 def test_wrong_images_are_named():
     with pytest.raises(ShapeError, match=r"\(batch, 3, height, width\)"):
-        AOC.AdaptiveOrthoConv2d(3, 4, 3)(torch.randn(1, 4, 8, 8))
+        aoc.AdaptiveOrthoConv2d(3, 4, 3)(torch.randn(1, 4, 8, 8))
     with pytest.raises(ShapeError, match="images"):
-        AOC.AdaptiveOrthoConv2d(3, 4, 3)(torch.randn(1, 3, 0, 5))
+        aoc.AdaptiveOrthoConv2d(3, 4, 3)(torch.randn(1, 3, 0, 5))
     with pytest.raises(ShapeError, match="smaller than the extent"):
-        AOC.AdaptiveOrthoConv2d(3, 4, 5, padding=1)(torch.randn(1, 3, 8, 2))
+        aoc.AdaptiveOrthoConv2d(3, 4, 5, padding=1)(torch.randn(1, 3, 8, 2))
 
 
 def test_depthwise_warns():
     with pytest.warns(GuaranteeWarning, match="AdaptiveSOC"):
-        conv = AOC.AdaptiveOrthoConv2d(8, 8, 3, groups=8)
+        conv = aoc.AdaptiveOrthoConv2d(8, 8, 3, groups=8)
     assert (singular_values(conv, 8, 4, 4) - 1).abs().max() <= 1e-6
 
 
@@ -265,7 +265,7 @@ def test_it_is_a_torch_layer(dims, transposed):
 
 def test_a_plain_convolution_remains_after_removal():
     """Strided too: the weight is one tensor that a single convolution applies."""
-    conv = AOC.AdaptiveOrthoConv2d(4, 8, 3, stride=2, padding=1, padding_mode="zeros")
+    conv = aoc.AdaptiveOrthoConv2d(4, 8, 3, stride=2, padding=1, padding_mode="zeros")
     x = torch.randn(2, 4, 8, 8)
     expected = conv(x)
     parametrize.remove_parametrizations(conv, "weight")
@@ -278,7 +278,7 @@ def test_a_plain_convolution_remains_after_removal():
 @pytest.mark.parametrize("options", [dict(), dict(stride=2), dict(groups=2)], ids=str)
 def test_every_preset_serves_convolutions(name, options):
     params = getattr(linalg, f"{name}_ORTHO_PARAMS")
-    conv = AOC.AdaptiveOrthoConv2d(4, 6, 3, ortho_params=params, **options)
+    conv = aoc.AdaptiveOrthoConv2d(4, 6, 3, ortho_params=params, **options)
     assert (singular_values(conv, 4, 6, 6) - 1).abs().max() <= 1e-5
     conv.weight.sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in conv.parametrizations.parameters())
@@ -286,8 +286,8 @@ def test_every_preset_serves_convolutions(name, options):
 
 def test_presets_describe_the_same_kernels():
     """The span of the bases alone matters: QR and the default give the same kernel from the same raw parameters."""
-    a = AOC.AdaptiveOrthoConv2d(6, 6, 3, dtype=torch.float64)
-    b = AOC.AdaptiveOrthoConv2d(6, 6, 3, ortho_params=linalg.QR_ORTHO_PARAMS, dtype=torch.float64)
+    a = aoc.AdaptiveOrthoConv2d(6, 6, 3, dtype=torch.float64)
+    b = aoc.AdaptiveOrthoConv2d(6, 6, 3, ortho_params=linalg.QR_ORTHO_PARAMS, dtype=torch.float64)
     b.load_state_dict(a.state_dict())
     torch.testing.assert_close(a.weight, b.weight)
     target = torch.randn_like(a.weight)
@@ -298,14 +298,14 @@ def test_presets_describe_the_same_kernels():
 
 def test_parts_by_name():
     x = torch.randn(1, 4, 8, 8)
-    assert (singular_values(AOC.FastBlockConv2d(4, 4, 3), 4, 6, 6) - 1).abs().max() <= 1e-5
+    assert (singular_values(aoc.FastBlockConv2d(4, 4, 3), 4, 6, 6) - 1).abs().max() <= 1e-5
     with pytest.raises(GeometryError, match="stride 1"):
-        AOC.FastBlockConv2d(4, 4, 3, stride=2)
+        aoc.FastBlockConv2d(4, 4, 3, stride=2)
     with pytest.raises(GeometryError, match="stride 1"):
-        AOC.FastBlockConvTranspose2D(4, 4, 3, stride=2)
-    assert AOC.FastBlockConvTranspose2D(4, 4, 3, padding=1)(x).shape == x.shape
-    assert (singular_values(AOC.BcopRkoConv2d(4, 6, 3, stride=2), 4, 6, 6) - 1).abs().max() <= 1e-5
-    assert AOC.BcopRkoConvTranspose2d(4, 2, 3, stride=2)(x).shape == (1, 2, 17, 17)
+        aoc.FastBlockConvTranspose2D(4, 4, 3, stride=2)
+    assert aoc.FastBlockConvTranspose2D(4, 4, 3, padding=1)(x).shape == x.shape
+    assert (singular_values(aoc.BcopRkoConv2d(4, 6, 3, stride=2), 4, 6, 6) - 1).abs().max() <= 1e-5
+    assert aoc.BcopRkoConvTranspose2d(4, 2, 3, stride=2)(x).shape == (1, 2, 17, 17)
 
 
 @pytest.mark.parametrize("k,s,d", [(2, 2, 1), (2, 3, 1), (3, 1, 1), (3, 2, 1), (4, 2, 2), (5, 2, 1)])
@@ -315,9 +315,9 @@ def test_rko(k, s, d, transposed):
     options = dict(stride=s, dilation=d, padding="same", padding_mode="circular", dtype=torch.float64)
     size = 12 // s if transposed else 12
     if transposed:
-        layer = AOC.RkoConvTranspose2d(4, 3, k, **options)
+        layer = aoc.RkoConvTranspose2d(4, 3, k, **options)
     else:
-        layer = AOC.RKOConv2d(3, 4, k, **options)
+        layer = aoc.RKOConv2d(3, 4, k, **options)
     assert layer.weight.shape[2:] == (k, k)
     sigma = singular_values(layer, layer.in_channels, size, size)
     if k <= s and d == 1:
@@ -365,7 +365,7 @@ def test_initializer_refuses_the_impossible():
 
 def test_published_example():
     """Strided `padding="same"`, as in the published README."""
-    layer = AOC.AdaptiveOrthoConv2d(
+    layer = aoc.AdaptiveOrthoConv2d(
         in_channels=3, out_channels=16, kernel_size=4, stride=2, padding="same", padding_mode="circular", bias=True
     )
     x = torch.randn(1, 3, 32, 32)
@@ -377,7 +377,7 @@ def test_published_example():
 def test_output_padding_and_the_promise(channels, stride, dilation, padding):
     """A promise of all singular values 1 is kept, for every output_padding that is accepted."""
     for extra in range(max(stride, dilation)):
-        layer = AOC.AdaptiveOrthoConvTranspose1d(
+        layer = aoc.AdaptiveOrthoConvTranspose1d(
             *channels, 3, stride, padding, output_padding=extra, dilation=dilation, padding_mode="circular"
         )
         for size in (4, 5):
@@ -389,7 +389,7 @@ def test_output_padding_and_the_promise(channels, stride, dilation, padding):
 
 
 def test_output_padding_beyond_the_windows_is_no_isometry():
-    for cls in (AOC.AdaptiveOrthoConvTranspose2d, AdaptiveSOCConvTranspose2d):
+    for cls in (aoc.AdaptiveOrthoConvTranspose2d, AdaptiveSOCConvTranspose2d):
         layer = cls(3, 1, 1, dilation=2, output_padding=(0, 1), padding_mode="circular")
         assert singular_values(layer, 3, 4, 4).min() < 1e-5
         assert str(layer.guarantee).startswith("1-Lipschitz, for every image size")

@@ -15,7 +15,7 @@ import torch
 
 from orthogonium.errors import GeometryError, GuaranteeWarning
 from orthogonium.kernels import ConvGeometry, select_method
-from orthogonium.layers.conv.AOC import (
+from orthogonium.layers.conv.aoc import (
     AdaptiveOrthoConv1d,
     AdaptiveOrthoConv2d,
     AdaptiveOrthoConv3d,

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from orthogonium.errors import GeometryError, ParameterError
-from orthogonium.layers.conv import AOL
+from orthogonium.layers.conv import aol
 from tests.oracle import operator, singular_values
 
-CONV = {1: AOL.AOLConv1d, 2: AOL.AOLConv2d, 3: AOL.AOLConv3d}
-TRANSPOSE = {1: AOL.AOLConvTranspose1d, 2: AOL.AOLConvTranspose2d, 3: AOL.AOLConvTranspose3d}
+CONV = {1: aol.AOLConv1d, 2: aol.AOLConv2d, 3: aol.AOLConv3d}
+TRANSPOSE = {1: aol.AOLConvTranspose1d, 2: aol.AOLConvTranspose2d, 3: aol.AOLConvTranspose3d}
 LIMIT = 1 + 1e-6
 CHUNKS = 8
 
@@ -75,7 +75,7 @@ def test_never_expands(chunk):
 def test_never_expands_in_training(niter, dtype):
     """Ascent on the norm itself, where the bound is tightest."""
     for ci, co, g, s in [(3, 3, 1, 1), (4, 4, 4, 1), (2, 6, 1, 2)]:
-        conv = AOL.AOLConv2d(
+        conv = aol.AOLConv2d(
             ci, co, 3, s, "same", groups=g, bias=False, padding_mode="circular", niter=niter, dtype=dtype
         )
         optimizer = torch.optim.Adam(conv.parameters(), lr=0.02)
@@ -98,7 +98,7 @@ def test_each_step_is_at_least_as_tight(stride, groups):
             norms = []
             kernel = None
             for niter in (1, 2, 3, 4):
-                conv = AOL.AOLConv2d(*channels, 3, stride, groups=groups, bias=False, niter=niter, dtype=torch.float64)
+                conv = aol.AOLConv2d(*channels, 3, stride, groups=groups, bias=False, niter=niter, dtype=torch.float64)
                 original = conv.parametrizations.weight
                 if kernel is None:
                     draw(conv)
@@ -115,12 +115,12 @@ def test_each_step_is_at_least_as_tight(stride, groups):
 def test_strides_count_only_the_lags_they_reach():
     """Windows that do not overlap: an orthonormal matrix is an orthonormal kernel, and is left alone."""
     rows = torch.linalg.qr(torch.randn(12, 5)).Q.T.reshape(5, 3, 2, 2)
-    conv = AOL.AOLConv2d(3, 5, 2, stride=2, bias=False)
+    conv = aol.AOLConv2d(3, 5, 2, stride=2, bias=False)
     with torch.no_grad():
         conv.parametrizations.weight.original0.copy_(rows)
         torch.testing.assert_close(conv.weight, rows, atol=1e-4, rtol=1e-4)
     columns = torch.linalg.qr(torch.randn(20, 8)).Q.reshape(20, 2, 2, 2)
-    conv = AOL.AOLConv2d(2, 20, 2, stride=2, bias=False)
+    conv = aol.AOLConv2d(2, 20, 2, stride=2, bias=False)
     with torch.no_grad():
         conv.parametrizations.weight.original0.copy_(columns)
         torch.testing.assert_close(conv.weight, columns, atol=1e-4, rtol=1e-4)
@@ -128,7 +128,7 @@ def test_strides_count_only_the_lags_they_reach():
 
 def test_phases_have_scales_of_their_own():
     """Stride 2, more outputs than phases of inputs: each phase can be scaled by itself, and the loud one is."""
-    conv = AOL.AOLConv1d(1, 6, 2, stride=2, bias=False)
+    conv = aol.AOLConv1d(1, 6, 2, stride=2, bias=False)
     with torch.no_grad():
         conv.parametrizations.weight.original0.copy_(
             torch.linalg.qr(torch.randn(6, 2)).Q.view(6, 1, 2) * torch.tensor([1.0, 100.0])
@@ -138,17 +138,17 @@ def test_phases_have_scales_of_their_own():
 
 @pytest.mark.parametrize("channels,stride", [((64, 64), 1), ((64, 32), 1), ((32, 64), 2)])
 def test_starts_nearly_orthogonal(channels, stride):
-    conv = AOL.AOLConv2d(*channels, 3, stride, "same", padding_mode="circular", bias=False)
+    conv = aol.AOLConv2d(*channels, 3, stride, "same", padding_mode="circular", bias=False)
     sigma = singular_values(conv, channels[0], 2, 2)
     assert sigma[-1] > 0.95 and sigma[0] <= LIMIT
 
 
 def test_groups_are_a_direct_sum():
-    conv = AOL.AOLConv2d(4, 6, 3, padding=1, groups=2, bias=False, niter=2)
+    conv = aol.AOLConv2d(4, 6, 3, padding=1, groups=2, bias=False, niter=2)
     draw(conv)
     raw, q = conv.parametrizations.weight.original0, conv.parametrizations.weight.original1
     for index in range(2):
-        single = AOL.AOLConv2d(2, 3, 3, padding=1, bias=False, niter=2)
+        single = aol.AOLConv2d(2, 3, 3, padding=1, bias=False, niter=2)
         with torch.no_grad():
             single.parametrizations.weight.original0.copy_(raw[3 * index : 3 * index + 3])
             single.parametrizations.weight.original1.copy_(q[index : index + 1])
@@ -156,17 +156,17 @@ def test_groups_are_a_direct_sum():
 
 
 def test_transpose_is_the_adjoint():
-    conv = AOL.AOLConv2d(2, 3, 3, stride=2, padding=1, bias=False)
-    transpose = AOL.AOLConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1, bias=False)
+    conv = aol.AOLConv2d(2, 3, 3, stride=2, padding=1, bias=False)
+    transpose = aol.AOLConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1, bias=False)
     transpose.load_state_dict(conv.state_dict())
     torch.testing.assert_close(operator(conv, 2, 6, 6), operator(transpose, 3, 3, 3).T)
 
 
 def test_published_names_and_refusals():
-    assert AOL.AOLConv2D is AOL.AOLConv2d and AOL.AOLConvTranspose2D is AOL.AOLConvTranspose2d
+    assert aol.AOLConv2D is aol.AOLConv2d and aol.AOLConvTranspose2D is aol.AOLConvTranspose2d
     with pytest.raises(ParameterError, match="niter"):
-        AOL.AOLConv2d(2, 2, 3, niter=0)
+        aol.AOLConv2d(2, 2, 3, niter=0)
     with pytest.raises(GeometryError, match="reflect"):
-        AOL.AOLConv2d(2, 2, 3, padding_mode="reflect")
+        aol.AOLConv2d(2, 2, 3, padding_mode="reflect")
     with pytest.raises(TypeError, match="nitre"):
-        AOL.AOLConv2d(2, 2, 3, nitre=2)
+        aol.AOLConv2d(2, 2, 3, nitre=2)

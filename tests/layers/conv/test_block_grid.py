@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orthogonium.errors import GuaranteeWarning
-from orthogonium.layers.conv import SLL, cpl, sandwich
+from orthogonium.layers.conv import cpl, sandwich, sll
 from tests.batched_jacobians import largest_norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
@@ -24,8 +24,8 @@ def residual_blocks():
     kernels = [1, 2, 3, 4, (3, 2), (1, 3)]
     for (c, g), k, d, mode in itertools.product(channels, kernels, (1, 2), MODES):
         common = {"kernel_size": k, "dilation": d, "groups": g, "padding_mode": mode}
-        yield SLL.SDPBasedLipschitzResBlock, {"cin": c, "inner_dim_factor": 2, **common}, c
-        yield SLL.AOCLipschitzResBlock, {"in_channels": c, "inner_dim_factor": 1 + (k == 2), **common}, c
+        yield sll.SDPBasedLipschitzResBlock, {"cin": c, "inner_dim_factor": 2, **common}, c
+        yield sll.AOCLipschitzResBlock, {"in_channels": c, "inner_dim_factor": 1 + (k == 2), **common}, c
         yield cpl.CPLConv2d, {"channels": c, "inner_channels": 2 * c if k == 3 else c, **common}, c
 
 
@@ -37,7 +37,7 @@ def changing_blocks():
         common = {"kernel_size": k, "stride": s, "groups": g, "padding_mode": mode}
         dilation = 2 if k == 2 else 1
         arguments = {"cin": ci, "cout": co, "inner_dim_factor": 2, "dilation": dilation, **common}
-        yield SLL.SLLxAOCLipschitzResBlock, arguments, ci
+        yield sll.SLLxAOCLipschitzResBlock, arguments, ci
         yield (
             sandwich.SandwichConv2d,
             {"in_channels": ci, "out_channels": co, "dilation": dilation if s == 1 else 1, **common},
@@ -49,11 +49,11 @@ def other_dimensions():
     for mode in MODES:
         options = {"padding_mode": mode}
         for d, family in ((1, "1d"), (3, "3d")):
-            yield getattr(SLL, f"SDPBasedLipschitzResBlock{family}"), {"cin": 2, "inner_dim_factor": 2, **options}, 2
+            yield getattr(sll, f"SDPBasedLipschitzResBlock{family}"), {"cin": 2, "inner_dim_factor": 2, **options}, 2
             arguments = {"in_channels": 2, "inner_dim_factor": 1, "kernel_size": 2, **options}
-            yield getattr(SLL, f"AOCLipschitzResBlock{family}"), arguments, 2
+            yield getattr(sll, f"AOCLipschitzResBlock{family}"), arguments, 2
             arguments = {"cin": 2, "cout": 3, "inner_dim_factor": 1, "stride": d, **options}
-            yield getattr(SLL, f"SLLxAOCLipschitzResBlock{family}"), arguments, 2
+            yield getattr(sll, f"SLLxAOCLipschitzResBlock{family}"), arguments, 2
             arguments = {"in_channels": 2, "out_channels": 3, "kernel_size": 3, "stride": 2, **options}
             yield getattr(sandwich, f"SandwichConv{family}"), arguments, 2
             yield getattr(cpl, f"CPLConv{family}"), {"channels": 2, "kernel_size": 2, "niter": 2, **options}, 2
@@ -84,8 +84,8 @@ def test_one_lipschitz_whatever_the_geometry(chunk):
 def test_images_smaller_than_the_kernel(mode, size):
     options = {"padding_mode": mode, "dtype": torch.float64}
     for layer in (
-        SLL.SDPBasedLipschitzResBlock(2, 2, 5, **options),
-        SLL.SLLxAOCLipschitzResBlock(2, 3, 2, 4, 2, **options),
+        sll.SDPBasedLipschitzResBlock(2, 2, 5, **options),
+        sll.SLLxAOCLipschitzResBlock(2, 3, 2, 4, 2, **options),
         sandwich.SandwichConv2d(2, 3, 5, 2, **options),
         cpl.CPLConv2d(2, 3, 4, **options),
     ):

@@ -8,7 +8,7 @@ from torch import nn
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
-from orthogonium.methods.potential import PotentialKernels, squared_norm_bound
+from orthogonium.methods.cpl import PotentialKernels, squared_norm_bound
 from tests.batched_jacobians import ascend, jacobian_norm, jacobians
 from tests.oracle import plain_conv, singular_values
 

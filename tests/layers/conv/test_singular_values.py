@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d, AdaptiveOrthoConvTranspose2d
+from orthogonium.layers.conv.aoc import AdaptiveOrthoConv2d, AdaptiveOrthoConvTranspose2d
 from orthogonium.layers.conv.singular_values import get_conv_sv
 from tests.spectral.zoo import WrappedConv, fill, oracle_matrix, oracle_norms_of_groups, oracle_values
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
-from orthogonium.layers.conv import SLL
-from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
+from orthogonium.layers.conv import sll
+from orthogonium.layers.conv.aoc import AdaptiveOrthoConv2d
 from orthogonium.layers.conv.block import Branch
 from orthogonium.legacy import SDPBasedLipschitzConvLayer
 from orthogonium.linalg import QR_ORTHO_PARAMS
@@ -33,7 +33,7 @@ def test_fused_is_unfused(ci, co, g, dilation):
     """Three modules in series, built from the parts of the constraint, against the block with composed kernels."""
     options = {"groups": g, "dilation": dilation, "dtype": torch.float64}
     for k, s, a in itertools.product([1, 2, 3, 4, (3, 2)], [1, 2, 3, (2, 1)], ["relu", "tanh"]):
-        fused = SLL.SLLxAOCLipschitzResBlock(ci, co, 2, k, s, activation=a, **options)
+        fused = sll.SLLxAOCLipschitzResBlock(ci, co, 2, k, s, activation=a, **options)
         constraint = fused.parametrizations.weight[0]
         raw = list(fused.parametrizations.weight.parameters())
         with torch.no_grad():
@@ -53,7 +53,7 @@ def test_fused_is_unfused(ci, co, g, dilation):
                 )
             outside.append(plain_convolution(layer, part.build(*values)))
         core = constraint.residual.geometry
-        middle = SLL.SDPBasedLipschitzResBlock(
+        middle = sll.SDPBasedLipschitzResBlock(
             core.in_channels,
             core.out_channels / core.in_channels,
             core.kernel_size,
@@ -73,7 +73,7 @@ def test_fused_is_unfused(ci, co, g, dilation):
 @pytest.mark.parametrize("branch", [0, 1, 2])
 def test_one_pixel_off_would_expand(branch):
     """The alignment of the three convolutions matters, and the Jacobian sees it."""
-    block = SLL.SLLxAOCLipschitzResBlock(3, 4, 2, dtype=torch.float64)
+    block = sll.SLLxAOCLipschitzResBlock(3, 4, 2, dtype=torch.float64)
     x = torch.randn(4, 3, 6, 6).double()
     assert jacobian_norm(block, ascend(block, x)) <= 1 + 1e-11
     wrong = block.branches[branch]
@@ -83,13 +83,13 @@ def test_one_pixel_off_would_expand(branch):
 
 
 def test_two_by_two_factors_make_three_by_three_kernels():
-    block = SLL.SLLxAOCLipschitzResBlock(4, 8, 2)
+    block = sll.SLLxAOCLipschitzResBlock(4, 8, 2)
     assert block.packing.shapes == ((8, 4, 3, 3), (8, 8, 3, 3), (8, 4, 3, 3))
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_sll_is_the_published_block(k):
-    block, original = SLL.SDPBasedLipschitzResBlock(3, 2, k), SDPBasedLipschitzConvLayer(3, 6, k, 1e-12)
+    block, original = sll.SDPBasedLipschitzResBlock(3, 2, k), SDPBasedLipschitzConvLayer(3, 6, k, 1e-12)
     block, original = block.double(), original.double()
     weight, q = block.parametrizations.weight.original0, block.parametrizations.weight.original1
     with torch.no_grad():
@@ -102,13 +102,13 @@ def test_sll_is_the_published_block(k):
 
 
 def test_depthwise_blocks_have_no_empty_parameters():
-    block = SLL.SLLxAOCLipschitzResBlock(4, 4, 2, stride=1, groups=4)
+    block = sll.SLLxAOCLipschitzResBlock(4, 4, 2, stride=1, groups=4)
     assert all(p.numel() for p in block.parameters()) and len(list(block.parameters())) == 3
 
 
 def test_groups_are_blocks_side_by_side():
-    block = SLL.SDPBasedLipschitzResBlock(4, 2, 3, groups=2, dtype=torch.float64)
-    halves = [SLL.SDPBasedLipschitzResBlock(2, 2, 3, dtype=torch.float64) for _ in range(2)]
+    block = sll.SDPBasedLipschitzResBlock(4, 2, 3, groups=2, dtype=torch.float64)
+    halves = [sll.SDPBasedLipschitzResBlock(2, 2, 3, dtype=torch.float64) for _ in range(2)]
     for i, half in enumerate(halves):
         with torch.no_grad():
             for p, q in zip(half.parameters(), block.parameters(), strict=True):
@@ -122,7 +122,7 @@ def test_groups_are_blocks_side_by_side():
 def test_arguments_are_used(mode):
     """A block is what its formula says, with torch's own convolutions."""
     for k, d, g in [(3, 2, 1), (5, 1, 2), (3, 1, 4)]:
-        block = SLL.AOCLipschitzResBlock(4, 2, k, d, g, padding_mode=mode, activation="softplus", dtype=torch.float64)
+        block = sll.AOCLipschitzResBlock(4, 2, k, d, g, padding_mode=mode, activation="softplus", dtype=torch.float64)
         kernel = block.packing.unpack(block.weight)[0]
         x = torch.randn(2, 4, 12, 12).double()
         pad = d * (k - 1) // 2
@@ -136,7 +136,7 @@ def test_arguments_are_used(mode):
 
 def test_orthogonal_block_reflects():
     """With all units open the block is x − 2KᵀKx = −x up to a constant."""
-    block = SLL.AOCLipschitzResBlock(3, 2, 3, dtype=torch.float64)
+    block = sll.AOCLipschitzResBlock(3, 2, 3, dtype=torch.float64)
     with torch.no_grad():
         block.bias.fill_(1e3)
     j = jacobians(block, torch.randn(1, 3, 5, 5).double())[0]
@@ -144,11 +144,11 @@ def test_orthogonal_block_reflects():
 
 
 @pytest.mark.parametrize(
-    "make", [SLL.SDPBasedLipschitzResBlock, SLL.AOCLipschitzResBlock, SLL.SLLxAOCLipschitzResBlock]
+    "make", [sll.SDPBasedLipschitzResBlock, sll.AOCLipschitzResBlock, sll.SLLxAOCLipschitzResBlock]
 )
 def test_trained_toy_uses_the_bound(make):
     """Trained away from the skip connection, the residual branch comes near to reflecting."""
-    layer = make(3, 2, kernel_size=3) if make is not SLL.SLLxAOCLipschitzResBlock else make(3, 6, 2, stride=2)
+    layer = make(3, 2, kernel_size=3) if make is not sll.SLLxAOCLipschitzResBlock else make(3, 6, 2, stride=2)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     x, y = torch.randn(2, 8, 3, 4, 4)
 
@@ -170,7 +170,7 @@ def test_trained_toy_uses_the_bound(make):
 
 
 def test_published_names_and_signatures():
-    assert SLL.SDPBasedLipschitzConv is SLL.SDPBasedLipschitzResBlock
+    assert sll.SDPBasedLipschitzConv is sll.SDPBasedLipschitzResBlock
     published = {
         "SDPBasedLipschitzResBlock": ["cin", "inner_dim_factor", "kernel_size", "groups"],
         "SDPBasedLipschitzDense": ["in_features", "out_features", "inner_dim"],
@@ -187,44 +187,44 @@ def test_published_names_and_signatures():
         ],
     }
     for name, arguments in published.items():
-        ours = list(inspect.signature(getattr(SLL, name)).parameters)
+        ours = list(inspect.signature(getattr(sll, name)).parameters)
         assert ours[: len(arguments)] == arguments
 
 
 def test_inner_channels():
-    assert SLL.SDPBasedLipschitzResBlock(100, 0.29).packing.shapes[0][0] == 29  # 100 · 0.29 < 29 in floating point
+    assert sll.SDPBasedLipschitzResBlock(100, 0.29).packing.shapes[0][0] == 29  # 100 · 0.29 < 29 in floating point
     for factor in (0, -1, float("nan"), float("inf")):
         with pytest.raises(GeometryError, match="inner_dim_factor"):
-            SLL.SDPBasedLipschitzResBlock(4, factor)
+            sll.SDPBasedLipschitzResBlock(4, factor)
 
 
 def test_refusals():
     with pytest.raises(GeometryError, match="inner_dim_factor"):
-        SLL.SDPBasedLipschitzResBlock(4, 0.1)
+        sll.SDPBasedLipschitzResBlock(4, 0.1)
     with pytest.raises(GeometryError, match="groups=4"):
-        SLL.SDPBasedLipschitzResBlock(4, 1.5, groups=4)
+        sll.SDPBasedLipschitzResBlock(4, 1.5, groups=4)
     with pytest.raises(GeometryError, match="padding_mode"):
-        SLL.SDPBasedLipschitzResBlock(4, 1, padding_mode="reflect")
+        sll.SDPBasedLipschitzResBlock(4, 1, padding_mode="reflect")
     with pytest.raises(GeometryError, match="kernel_size"):
-        SLL.SLLxAOCLipschitzResBlock(4, 4, 1, kernel_size=0)
+        sll.SLLxAOCLipschitzResBlock(4, 4, 1, kernel_size=0)
     with pytest.raises(GeometryError, match="out_channels"):
-        SLL.SLLxAOCLipschitzResBlock(4, 5, 1, groups=2)
+        sll.SLLxAOCLipschitzResBlock(4, 5, 1, groups=2)
     with pytest.raises(ParameterError, match="GELU"):
-        SLL.AOCLipschitzResBlock(4, 1, 3, activation=nn.GELU())
+        sll.AOCLipschitzResBlock(4, 1, 3, activation=nn.GELU())
     with pytest.raises(ParameterError, match="niter"):
-        SLL.SLLxAOCLipschitzResBlock(4, 4, 1, niter=0)
+        sll.SLLxAOCLipschitzResBlock(4, 4, 1, niter=0)
     with pytest.raises(ShapeError, match="4"):
-        SLL.SDPBasedLipschitzResBlock(4, 1)(torch.randn(1, 3, 5, 5))
+        sll.SDPBasedLipschitzResBlock(4, 1)(torch.randn(1, 3, 5, 5))
     with pytest.raises(TypeError):
-        SLL.SDPBasedLipschitzResBlock(4, 1, kernelsize=3)
+        sll.SDPBasedLipschitzResBlock(4, 1, kernelsize=3)
     with pytest.warns(GuaranteeWarning, match="one channel per group"):
-        SLL.AOCLipschitzResBlock(4, 1, 3, groups=4)
+        sll.AOCLipschitzResBlock(4, 1, 3, groups=4)
 
 
 def test_ortho_params_are_used():
     torch.manual_seed(0)
-    default = SLL.AOCLipschitzResBlock(4, 2, 3)
+    default = sll.AOCLipschitzResBlock(4, 2, 3)
     torch.manual_seed(0)
-    other = SLL.AOCLipschitzResBlock(4, 2, 3, ortho_params=QR_ORTHO_PARAMS)
+    other = sll.AOCLipschitzResBlock(4, 2, 3, ortho_params=QR_ORTHO_PARAMS)
     own, given = (type(b.parametrizations.weight[0].kernel.orthonormalize.orthogonalizer) for b in (default, other))
     assert own is not given and given is type(QR_ORTHO_PARAMS.build((1, 2, 4)).orthogonalizer)

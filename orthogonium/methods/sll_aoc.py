@@ -1,9 +1,8 @@
-"""Kernels of residual blocks `x − 2Uᵀσ(Wx + b)`, alone or between two orthogonal convolutions.
+"""SLL between two orthogonal convolutions.
 
-Note [Residual blocks]
-For slopes D in [0, 1] and `U = T⁻¹W` with `WWᵀ ⪯ T` diagonal, the Jacobian `J = I − 2WᵀT⁻¹DW` obeys
-`‖Jv‖² ≤ ‖v‖² − 4uᵀT⁻¹D(I − D)u ≤ ‖v‖²`, `u = Wv`. Zero padding crops the inner image, which is one more slope of 0.
-The methods differ in T only: row sums (SLL), the identity for an orthogonal W, a bound of `‖W‖²` (CPL).
+Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks"; fused with
+orthogonal kernels after Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN
+architectures".
 
 Note [Fusion]
 `K_post ∘ block ∘ K_pre` is `Sx − 2Cσ(Ax + b)` with the kernels `A = W ⊛ K_pre`, `C = K_post ⊛ Uᵀ` and the skip
@@ -12,71 +11,13 @@ Note [Fusion]
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from orthogonium.kernels import ConvGeometry, adjoint, block_conv
-from orthogonium.linalg import OrthoParams
+from orthogonium.kernels import adjoint, block_conv
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.packing import Device, PackedConstraint, Packing
-
-
-def split_scale(w: Tensor) -> tuple[Tensor, Tensor]:
-    """`(W/a, a)` with the largest absolute entry a (or `smallest_scale`), a constant for the gradient.
-
-    T is quadratic in W and may leave the range of its dtype where `T⁻¹W` does not; that of `W/a` stays within.
-    """
-    scale = w.detach().abs().amax().clamp_min(smallest_scale(w.dtype))
-    return w / scale, scale
-
-
-def smallest_scale(dtype: torch.dtype) -> float:
-    """Below it the inverse square, by which the gradient of `T⁻¹W` grows, leaves the range of the dtype."""
-    return 4 * math.sqrt(torch.finfo(dtype).tiny)
-
-
-def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channels/g, *k), (), (inner,)
-    """`T⁻¹W` for `W = a·unit` and `T = a²·diag(t)`; where it would leave the range of its dtype, T is made larger."""
-    smallest = smallest_scale(unit.dtype)
-    return unit / (scale * t).clamp_min(smallest).view(-1, *[1] * (unit.dim() - 1))
-
-
-class ResidualKernels(PackedConstraint):
-    """Base: raw parameters → `(W, −2Uᵀ)`, packed. Subclasses give `pair`; W is stride 1 (Note [Residual blocks])."""
-
-    def __init__(self, geometry: ConvGeometry) -> None:
-        super().__init__()
-        self.geometry = geometry
-        inner, channels, groups = geometry.out_channels, geometry.in_channels, geometry.groups
-        self.packing = Packing(geometry.weight_shape, (channels, inner // groups, *geometry.kernel_size))
-
-    def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
-        """W and U, both `(inner, channels/g, *k)`."""
-        raise NotImplementedError
-
-    def build(self, *raw: Tensor) -> Tensor:
-        """The packed kernels of the inner and of the outer convolution."""
-        w, u = self.pair(*raw)
-        return self.packing.pack(w, -2 * adjoint(u, self.geometry.groups))
-
-
-class OrthogonalResidual(ResidualKernels):
-    """`U = W`, an AOC kernel: `T = I`."""
-
-    def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
-        super().__init__(geometry)
-        self.kernel = OrthogonalKernel(geometry, ortho_params)
-
-    def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """A random orthogonal kernel."""
-        return self.kernel.initial(device, dtype)
-
-    def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
-        """The kernel, twice."""
-        w = self.kernel.build(*raw)
-        return w, w
+from orthogonium.methods.sll import ResidualKernels
 
 
 class FusedKernels(PackedConstraint):

@@ -28,7 +28,7 @@ from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_expone
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.aol import dominating_diagonal, rounding
 from orthogonium.methods.constraint import Constraint
-from orthogonium.methods.residual import split_scale
+from orthogonium.methods.sll import split_scale
 
 
 class SkewExponentialKernel(Constraint):

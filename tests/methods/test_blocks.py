@@ -7,9 +7,9 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.packing import Packing
-from orthogonium.methods.residual import FusedKernels, OrthogonalResidual
 from orthogonium.methods.sandwich import SandwichKernels
-from orthogonium.methods.sdp import SDPKernels
+from orthogonium.methods.sll import OrthogonalResidual, SDPKernels
+from orthogonium.methods.sll_aoc import FusedKernels
 
 
 def constraints():

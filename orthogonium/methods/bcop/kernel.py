@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.linalg.derivatives import HandWritten, evaluate
-from orthogonium.methods.factors import (
+from orthogonium.methods.bcop.factors import (
     apply_taps,
     apply_taps_adjoint,
     assemble,
@@ -36,7 +36,7 @@ from orthogonium.methods.factors import (
     project_pair_adjoint,
     shrink,
 )
-from orthogonium.methods.pairs import compose_pairs
+from orthogonium.methods.bcop.pairs import compose_pairs
 
 _FEW = 128  # channels: Note [Few channels] of `pairs.py`
 

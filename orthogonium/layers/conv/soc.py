@@ -1,4 +1,4 @@
-"""Adaptive skew orthogonal convolutions (SOC) in 1-D, 2-D and 3-D, and their transposes; method in `methods/skew.py`."""
+"""Adaptive skew orthogonal convolutions (SOC) in 1-D, 2-D and 3-D, and their transposes; method in `methods/soc.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orthogonium.layers.conv.base import (
 )
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.constraint import constrain
-from orthogonium.methods.skew import SkewExponentialKernel
+from orthogonium.methods.soc import SkewExponentialKernel
 
 
 class _SkewWeight(ConstrainedConvNd):

@@ -19,8 +19,8 @@ from orthogonium.layers.slopes import Activation
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.packing import Device
-from orthogonium.methods.residual import FusedKernels, OrthogonalResidual
-from orthogonium.methods.sdp import SDPKernels
+from orthogonium.methods.sll import OrthogonalResidual, SDPKernels
+from orthogonium.methods.sll_aoc import FusedKernels
 
 
 class SDPBasedLipschitzResBlock(ConvBlock):

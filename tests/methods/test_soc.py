@@ -10,7 +10,7 @@ from orthogonium.kernels import ConvGeometry, identity
 from orthogonium.kernels.exponential import SAFE_ORDERS, skew_exponential, smallest_singular_value
 from orthogonium.legacy.skew_ortho_conv import soc_series
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS
-from orthogonium.methods.skew import SkewExponentialKernel
+from orthogonium.methods.soc import SkewExponentialKernel
 
 
 def whole(half, sizes):

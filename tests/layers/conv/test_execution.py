@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.errors import ShapeError
-from orthogonium.layers.conv import AOC
+from orthogonium.layers.conv import aoc
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.in_turn import _apply, apply_factors
+from orthogonium.methods.bcop.images import _apply, apply_factors
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (3, 3, 3)]
 KERNELS = {2: [(3, 3), (2, 4), (5, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3)]}
@@ -33,7 +33,7 @@ BORDERS = [("same", "zeros"), ("same", "circular"), ("valid", "zeros"), (1, "zer
 
 def make(channels, kernel, dtype=torch.float64, **options):
     ci, co, groups = channels
-    layer = getattr(AOC, f"AdaptiveOrthoConv{len(kernel)}d")
+    layer = getattr(aoc, f"AdaptiveOrthoConv{len(kernel)}d")
     layer = layer(ci, co, kernel, groups=groups, dtype=dtype, **options)
     if layer.bias is not None:
         nn.init.normal_(layer.bias)
@@ -126,9 +126,9 @@ def test_orthogonal_in_training(channels, stride, size, dtype, tolerance, calls)
 
 def test_fewer_flops():
     for layer, shape in [
-        (AOC.AdaptiveOrthoConv2d(16, 16, 3, padding_mode="zeros"), (1, 16, 8, 8)),
-        (AOC.AdaptiveOrthoConv2d(16, 16, 3), (2, 16, 8, 8)),
-        (AOC.AdaptiveOrthoConv2d(16, 32, 3, stride=2), (1, 16, 16, 16)),
+        (aoc.AdaptiveOrthoConv2d(16, 16, 3, padding_mode="zeros"), (1, 16, 8, 8)),
+        (aoc.AdaptiveOrthoConv2d(16, 16, 3), (2, 16, 8, 8)),
+        (aoc.AdaptiveOrthoConv2d(16, 32, 3, stride=2), (1, 16, 16, 16)),
     ]:
         x = torch.randn(shape)
         cost = flops(lambda layer=layer, x=x: layer(x))
@@ -138,19 +138,19 @@ def test_fewer_flops():
 
 def test_what_is_cheaper_with_the_weight(calls):
     cases = [
-        (AOC.AdaptiveOrthoConv2d(8, 8, 3), (16, 8, 16, 16)),  # many pixels
+        (aoc.AdaptiveOrthoConv2d(8, 8, 3), (16, 8, 16, 16)),  # many pixels
         (
-            AOC.AdaptiveOrthoConv2d(8, 8, 3, stride=2),
+            aoc.AdaptiveOrthoConv2d(8, 8, 3, stride=2),
             (1, 8, 4, 4),
         ),  # factors before the stride cost more than they save
-        (AOC.AdaptiveOrthoConv2d(8, 8, 3, stride=2, dilation=2), (1, 8, 4, 4)),
-        (AOC.AdaptiveOrthoConv2d(8, 16, 3, stride=2, dilation=3), (1, 8, 4, 4)),
-        (AOC.AdaptiveOrthoConv2d(8, 64, 3, stride=2), (1, 8, 4, 4)),  # orthonormal columns: two dense kernels
-        (AOC.AdaptiveOrthoConv2d(8, 8, (3, 1)), (1, 8, 4, 4)),
-        (AOC.AdaptiveOrthoConv2d(2, 16, 3), (1, 2, 4, 4)),  # factors of 16 channels would cost more
-        (AOC.AdaptiveOrthoConv1d(8, 8, 3), (1, 8, 4)),
-        (AOC.AdaptiveOrthoConv2d(8, 8, 3, dilation=5), (1, 8, 4, 4)),  # wraps around more than once
-        (AOC.AdaptiveOrthoConv2d(8, 8, 3), (0, 8, 4, 4)),  # nothing to do
+        (aoc.AdaptiveOrthoConv2d(8, 8, 3, stride=2, dilation=2), (1, 8, 4, 4)),
+        (aoc.AdaptiveOrthoConv2d(8, 16, 3, stride=2, dilation=3), (1, 8, 4, 4)),
+        (aoc.AdaptiveOrthoConv2d(8, 64, 3, stride=2), (1, 8, 4, 4)),  # orthonormal columns: two dense kernels
+        (aoc.AdaptiveOrthoConv2d(8, 8, (3, 1)), (1, 8, 4, 4)),
+        (aoc.AdaptiveOrthoConv2d(2, 16, 3), (1, 2, 4, 4)),  # factors of 16 channels would cost more
+        (aoc.AdaptiveOrthoConv1d(8, 8, 3), (1, 8, 4)),
+        (aoc.AdaptiveOrthoConv2d(8, 8, 3, dilation=5), (1, 8, 4, 4)),  # wraps around more than once
+        (aoc.AdaptiveOrthoConv2d(8, 8, 3), (0, 8, 4, 4)),  # nothing to do
     ]
     for layer, shape in cases:
         x = torch.randn(shape)
@@ -338,7 +338,7 @@ def test_memory_formats_are_kept(calls):
 
 
 def test_what_is_no_image_is_refused_as_ever(calls):
-    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, padding=0)
+    layer = aoc.AdaptiveOrthoConv2d(8, 8, 3, padding=0)
     for shape in [(1, 7, 4, 4), (8,), (1, 8, 0, 4), (1, 8, 2, 4), (1, 1, 8, 4, 4)]:
         with pytest.raises(ShapeError):
             layer(torch.zeros(shape))
@@ -353,7 +353,7 @@ def test_other_parametrizations_have_their_say(calls):
             return weight / 2
 
     x = torch.randn(1, 8, 4, 4)
-    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
+    layer = aoc.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
     expected = layer(x)
     calls.clear()
     parametrize.register_parametrization(layer, "weight", Half())
@@ -361,7 +361,7 @@ def test_other_parametrizations_have_their_say(calls):
     parametrize.remove_parametrizations(layer, "weight")
     parametrize.register_parametrization(layer, "weight", Half())
     torch.testing.assert_close(layer(x), expected / 4)
-    layer = AOC.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
+    layer = aoc.AdaptiveOrthoConv2d(8, 8, 3, bias=False)
     with parametrize.cached():
         layer(x)
     assert not calls

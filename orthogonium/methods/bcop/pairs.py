@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.linalg.derivatives import HandWritten, evaluate
-from orthogonium.methods.factors import (
+from orthogonium.methods.bcop.factors import (
     apply_taps,
     apply_taps_adjoint,
     assemble,

@@ -24,7 +24,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint
 from orthogonium.kernels.fourier import Symbol, gram, symbol
 from orthogonium.methods.packing import Device
-from orthogonium.methods.residual import ResidualKernels, divide, split_scale
+from orthogonium.methods.sll import ResidualKernels, divide, split_scale
 
 _OVERSAMPLING = 8
 

@@ -1,15 +1,21 @@
-"""Constraints of dense weights: the raw matrix has the shape of the weight."""
+"""Matrices divided by a norm: by a certified bound of the spectral norm, or row by row by the Euclidean one.
+
+Delattre, Barthélemy, Araujo, Allauzen (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram
+iteration".
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal, spectral_normalize, unit_norm
+from orthogonium.linalg import random_orthogonal, spectral_normalize, unit_norm
 from orthogonium.methods.constraint import Constraint
 
 
-class _DenseConstraint(Constraint):
+class MatrixConstraint(Constraint):
+    """Base: the raw matrix has the shape of the weight."""
+
     def __init__(self, weight_shape: tuple[int, int]) -> None:
         super().__init__()
         self.weight_shape = weight_shape
@@ -19,24 +25,7 @@ class _DenseConstraint(Constraint):
         return random_orthogonal(self.weight_shape, device, dtype)
 
 
-class OrthogonalMatrix(_DenseConstraint):
-    """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
-
-    def __init__(self, weight_shape: tuple[int, int], ortho_params: OrthoParams) -> None:
-        super().__init__(weight_shape)
-        check_ortho_params(ortho_params)
-        self.orthogonalize = ortho_params.build(weight_shape)
-
-    def build(self, *raw: Tensor) -> Tensor:
-        """Orthonormalize."""
-        return self.orthogonalize(raw[0])
-
-    def invert(self, weight: Tensor) -> Tensor:
-        """An orthogonal matrix is left as it is by QR, Cholesky, Björck and polar (not by Cayley and exponential)."""
-        return weight.clone()
-
-
-class UnitRows(_DenseConstraint):
+class UnitRows(MatrixConstraint):
     """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""
 
     def build(self, *raw: Tensor) -> Tensor:
@@ -48,7 +37,7 @@ class UnitRows(_DenseConstraint):
         return weight.clone()
 
 
-class UnitBall(_DenseConstraint):
+class UnitBall(MatrixConstraint):
     """The spectral norm is at most 1, certified (Gram bound)."""
 
     def __init__(self, weight_shape: tuple[int, int], niter: int) -> None:

@@ -1,0 +1,102 @@
+"""Kernels of residual blocks `x − 2Uᵀσ(Wx + b)`; those of SLL, `U = T⁻¹W` with the weighted row sums of AOL as T.
+
+Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks". The
+weights `e^q` of the row sums train: they stand on both axes, not on one where they would cancel. As in multi-step AOL,
+further steps make T smaller.
+
+Note [Residual blocks]
+For slopes D in [0, 1] and `U = T⁻¹W` with `WWᵀ ⪯ T` diagonal, the Jacobian `J = I − 2WᵀT⁻¹DW` obeys
+`‖Jv‖² ≤ ‖v‖² − 4uᵀT⁻¹D(I − D)u ≤ ‖v‖²`, `u = Wv`. Zero padding crops the inner image, which is one more slope of 0.
+The methods differ in T only: row sums (SLL), the identity for an orthogonal W, a bound of `‖W‖²` (CPL).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.kernels import ConvGeometry, adjoint
+from orthogonium.linalg import OrthoParams
+from orthogonium.methods.aoc import OrthogonalKernel
+from orthogonium.methods.aol import check_steps, gram_diagonal
+from orthogonium.methods.packing import Device, PackedConstraint, Packing
+
+
+def split_scale(w: Tensor) -> tuple[Tensor, Tensor]:
+    """`(W/a, a)` with the largest absolute entry a (or `smallest_scale`), a constant for the gradient.
+
+    T is quadratic in W and may leave the range of its dtype where `T⁻¹W` does not; that of `W/a` stays within.
+    """
+    scale = w.detach().abs().amax().clamp_min(smallest_scale(w.dtype))
+    return w / scale, scale
+
+
+def smallest_scale(dtype: torch.dtype) -> float:
+    """Below it the inverse square, by which the gradient of `T⁻¹W` grows, leaves the range of the dtype."""
+    return 4 * math.sqrt(torch.finfo(dtype).tiny)
+
+
+def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channels/g, *k), (), (inner,)
+    """`T⁻¹W` for `W = a·unit` and `T = a²·diag(t)`; where it would leave the range of its dtype, T is made larger."""
+    smallest = smallest_scale(unit.dtype)
+    return unit / (scale * t).clamp_min(smallest).view(-1, *[1] * (unit.dim() - 1))
+
+
+class ResidualKernels(PackedConstraint):
+    """Base: raw parameters → `(W, −2Uᵀ)`, packed. Subclasses give `pair`; W is stride 1 (Note [Residual blocks])."""
+
+    def __init__(self, geometry: ConvGeometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+        inner, channels, groups = geometry.out_channels, geometry.in_channels, geometry.groups
+        self.packing = Packing(geometry.weight_shape, (channels, inner // groups, *geometry.kernel_size))
+
+    def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
+        """W and U, both `(inner, channels/g, *k)`."""
+        raise NotImplementedError
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """The packed kernels of the inner and of the outer convolution."""
+        w, u = self.pair(*raw)
+        return self.packing.pack(w, -2 * adjoint(u, self.geometry.groups))
+
+
+class SDPKernels(ResidualKernels):
+    """Raw parameters: the kernel W `(inner, channels/g, *k)`, and q `(inner,)` if a group has more than one unit."""
+
+    def __init__(self, geometry: ConvGeometry, niter: int = 1) -> None:
+        super().__init__(geometry)
+        check_steps(niter, "SLL")
+        self.niter = niter
+
+    def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Xavier normal W, `q = 0`."""
+        w = nn.init.xavier_normal_(torch.empty(self.geometry.weight_shape, device=device, dtype=dtype))
+        weighted = self.geometry.group_out > 1  # else q cancels
+        return (w, torch.zeros(self.geometry.out_channels, device=device, dtype=dtype)) if weighted else (w,)
+
+    def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
+        """W and `T⁻¹W`."""
+        w, q = raw[0], raw[1] if len(raw) > 1 else None
+        unit, scale = split_scale(w)
+        t = gram_diagonal(unit, q, self.niter, self.geometry.groups)
+        return w, divide(unit, scale, t)
+
+
+class OrthogonalResidual(ResidualKernels):
+    """`U = W`, an AOC kernel: `T = I`."""
+
+    def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
+        super().__init__(geometry)
+        self.kernel = OrthogonalKernel(geometry, ortho_params)
+
+    def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """A random orthogonal kernel."""
+        return self.kernel.initial(device, dtype)
+
+    def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The kernel, twice."""
+        w = self.kernel.build(*raw)
+        return w, w
