@@ -13,15 +13,17 @@ from torch import nn
 
 from orthogonium.class_param import ClassParam
 from orthogonium.layers import AdaptiveOrthoConv2d, PrescaledAdditiveResidual
-from orthogonium.models.aocnet_v1 import AOCNetV1
-from orthogonium.models.bcop_large_cnn import BCOPLargeCNN
-from orthogonium.models.conv_mixer_inspired import ConvMixerInspired
-from orthogonium.models.lip_resnet import LipResNet
-from orthogonium.models.lip_vgg import LipVGG
-from orthogonium.models.patch_based_cnn import PatchBasedCNN, PatchBasedExapandedCNN
+from orthogonium.models.aocnet_v1 import aocnet_v1 as AOCNetV1
+from orthogonium.models.bcop_large_cnn import bcop_large_cnn as BCOPLargeCNN
+from orthogonium.models.conv_mixer_inspired import conv_mixer_inspired as ConvMixerInspired
+from orthogonium.models.lip_resnet import lip_resnet as LipResNet
+from orthogonium.models.lip_vgg import lip_vgg as LipVGG
+from orthogonium.models.patch_based_cnn import patch_based_cnn as PatchBasedCNN
+from orthogonium.models.patch_based_cnn import patch_based_expanded_cnn as PatchBasedExapandedCNN
 from orthogonium.models.published import AVG_POOL, BATCH_CENTERING, L2_POOL, MAXMIN, UNIT_NORM, ZERO_PADDED_CONV
-from orthogonium.models.sll_resnet50 import SLLxBCOPResNet50
-from orthogonium.models.staged_cnn import LargeStagedCNN, StagedCNN
+from orthogonium.models.sllxbcop_resnet50 import sllxbcop_resnet50 as SLLxBCOPResNet50
+from orthogonium.models.staged_cnn import large_staged_cnn as LargeStagedCNN
+from orthogonium.models.staged_cnn import staged_cnn as StagedCNN
 
 __all__ = [
     "MODELS",
@@ -79,20 +81,15 @@ SplitConcatNetConfigs: dict[str, dict[str, Any]] = {
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     **{f"SplitConcatNet-{size}": functools.partial(AOCNetV1, **SplitConcatNetConfigs[size]) for size in ("M", "M2")},
-    **{
-        factory.__name__: factory
-        for factory in (
-            AOCNetV1,
-            LipResNet,
-            LipVGG,
-            PatchBasedCNN,
-            PatchBasedExapandedCNN,
-            ConvMixerInspired,
-            BCOPLargeCNN,
-            StagedCNN,
-            LargeStagedCNN,
-            SLLxBCOPResNet50,
-        )
-    },
+    "AOCNetV1": AOCNetV1,
+    "LipResNet": LipResNet,
+    "LipVGG": LipVGG,
+    "PatchBasedCNN": PatchBasedCNN,
+    "PatchBasedExapandedCNN": PatchBasedExapandedCNN,
+    "ConvMixerInspired": ConvMixerInspired,
+    "BCOPLargeCNN": BCOPLargeCNN,
+    "StagedCNN": StagedCNN,
+    "LargeStagedCNN": LargeStagedCNN,
+    "SLLxBCOPResNet50": SLLxBCOPResNet50,
 }
 """The networks by their published names."""

@@ -9,11 +9,11 @@ from orthogonium.models import (  # noqa: F401  (they register themselves)
     lip_resnet,
     lip_vgg,
     patch_based_cnn,
-    sll_resnet50,
+    sllxbcop_resnet50,
     staged_cnn,
 )
 from orthogonium.models.create import create_model, describe_model, describe_pretrained, list_models
 from orthogonium.models.registry import ModelEntry
-from orthogonium.models.weights import Pretrained
+from orthogonium.models.shipped_weights import Pretrained
 
 __all__ = ["ModelEntry", "Pretrained", "create_model", "describe_model", "describe_pretrained", "list_models"]

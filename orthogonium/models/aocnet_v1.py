@@ -13,7 +13,7 @@ from torch import nn
 from orthogonium.class_param import ClassParam
 from orthogonium.layers import PrescaledAdditiveResidual
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image, halved
 from orthogonium.models.published import (
     BATCH_CENTERING,
     L2_POOL,
@@ -28,8 +28,8 @@ from orthogonium.models.registry import register
 _SKIP = ClassParam(PrescaledAdditiveResidual, init_val=1.0)
 
 
-@register("aocnet_v1", image_shape=(3, 224, 224), n_classes=1000)
-def AOCNetV1(
+@register(image_shape=(3, 224, 224), n_classes=1000)
+def aocnet_v1(
     img_shape: Sequence[int] = (3, 224, 224),
     n_classes: int = 1000,
     expand_factor: int = 2,
@@ -64,7 +64,7 @@ def AOCNetV1(
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         base_width: channels of the first convolution; stages have 2, 4 and 8 times as many, and `embedding_dim`.
     """
-    channels, height, width = check_image("AOCNetV1", img_shape, n_classes)
+    channels, height, width = check_image("aocnet_v1", img_shape, n_classes)
     parts, stem = (published_parts(conv, act, norm, norm_last) for norm_last in (False, True))
     widths = (2 * base_width, 4 * base_width, 8 * base_width, embedding_dim)
     layers = [*stem.unit(channels, base_width, 7, stride=2), *stem.unit(base_width, widths[0], 3, stride=2)]

@@ -12,15 +12,15 @@ from torch import nn
 
 from orthogonium.class_param import ClassParam
 from orthogonium.layers import AdaptiveOrthoConv2d
-from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image, halved
 from orthogonium.models.published import MAXMIN, ORTHOGONAL, pool_and_flatten, published_parts
 from orthogonium.models.registry import register
 
 _CONV = ClassParam(AdaptiveOrthoConv2d, bias=True, padding_mode="circular")
 
 
-@register("bcop_large_cnn", image_shape=(3, 32, 32))
-def BCOPLargeCNN(
+@register(image_shape=(3, 32, 32))
+def bcop_large_cnn(
     img_shape: Sequence[int] = (3, 32, 32),
     n_classes: int = 10,
     conv: Factory = _CONV,
@@ -38,7 +38,7 @@ def BCOPLargeCNN(
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
     """
-    channels, height, width = check_image("BCOPLargeCNN", img_shape, n_classes)
+    channels, height, width = check_image("bcop_large_cnn", img_shape, n_classes)
     parts = published_parts(conv, act, norm, norm_last=True)
     layers: list[nn.Module] = []
     for w, kernel_size, stride in ((32, 3, 1), (64, 5, 2), (64, 3, 1), (64, 5, 2)):

@@ -15,7 +15,7 @@ from torch import nn
 from orthogonium.class_param import ClassParam
 from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveSOCConv2d
 from orthogonium.models.lip_convmixer import mixer_groups
-from orthogonium.models.parts import Factory, layer_of
+from orthogonium.models.network_parts import Factory, layer_of
 from orthogonium.models.patch_based_cnn import patches
 from orthogonium.models.published import (
     AVG_POOL,
@@ -37,8 +37,8 @@ def _only_shifts(conv: Factory) -> bool:
     return isinstance(made, type) and issubclass(made, AdaptiveOrthoConv2d)
 
 
-@register("conv_mixer_inspired", image_shape=(3, 32, 32))
-def ConvMixerInspired(
+@register(image_shape=(3, 32, 32))
+def conv_mixer_inspired(
     img_shape: Sequence[int] = (3, 32, 32),
     dim: int = 128,
     depth: int = 8,
@@ -74,8 +74,8 @@ def ConvMixerInspired(
         depthwise: takes the place of `conv` where a group has one channel and our orthogonal convolution could only
             shift it.
     """
-    (channels, height, width), patch = patches("ConvMixerInspired", img_shape, n_classes, patch_size)
-    groups = mixer_groups("ConvMixerInspired", dim, channels_per_group)
+    (channels, height, width), patch = patches("conv_mixer_inspired", img_shape, n_classes, patch_size)
+    groups = mixer_groups("conv_mixer_inspired", dim, channels_per_group)
     parts = published_parts(conv, act, norm)
     spatial = published_parts(depthwise, act, norm) if channels_per_group == 1 and _only_shifts(conv) else parts
     layers = [parts.convolution(channels, dim, patch, stride=patch)]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.models import weights
+from orthogonium.models import shipped_weights
 from orthogonium.models.registry import REGISTRY, ModelEntry, check_options, find
 
 
@@ -36,8 +36,8 @@ def create_model(
     torch.Size([2, 10])
     """
     if pretrained:
-        return weights.load(weights.choose(name, image_shape, n_classes, options))
-    if name not in REGISTRY and name in (trained := weights.list_pretrained()):
+        return shipped_weights.load(shipped_weights.choose(name, image_shape, n_classes, options))
+    if name not in REGISTRY and name in (trained := shipped_weights.list_pretrained()):
         raise ParameterError(
             f"{name!r} are trained weights of the model {trained[name].model!r}: name that, or pass pretrained=True."
         )
@@ -57,7 +57,7 @@ def list_models(*, pretrained: bool = False) -> list[str]:
     >>> "aocnet_tiny" in list_models()
     True
     """
-    return sorted(weights.list_pretrained() if pretrained else REGISTRY)
+    return sorted(shipped_weights.list_pretrained() if pretrained else REGISTRY)
 
 
 def describe_model(name: str) -> ModelEntry:
@@ -70,10 +70,10 @@ def describe_model(name: str) -> ModelEntry:
     return find(name)
 
 
-def describe_pretrained(name: str) -> weights.Pretrained:
+def describe_pretrained(name: str) -> shipped_weights.Pretrained:
     """What trained weights are of and what was measured with them: data, accuracy, certified accuracy, recipe.
 
     Args:
         name: of weights, or of a model that has been trained once.
     """
-    return weights.choose(name, None, None, {})
+    return shipped_weights.choose(name, None, None, {})

@@ -15,8 +15,8 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.parts import Factory, Parts, assemble, check_image, stem
-from orthogonium.models.registry import register
+from orthogonium.models.network_parts import ClassifierParts, Factory, check_image
+from orthogonium.models.registry import member, register
 
 
 def mixer_groups(model: str, dim: int, channels_per_group: int) -> int:
@@ -26,55 +26,54 @@ def mixer_groups(model: str, dim: int, channels_per_group: int) -> int:
     return dim // channels_per_group
 
 
-@register(
-    "lip_convmixer_tiny",
-    image_shape=(3, 32, 32),
-    summary="ConvMixer of 4 pairs of convolutions on 64 channels.",
-    dim=64,
-    depth=4,
-)
-@register(
-    "lip_convmixer_small",
-    image_shape=(3, 32, 32),
-    summary="ConvMixer of 8 pairs of convolutions on 256 channels.",
-    dim=256,
-    depth=8,
-)
-def lip_convmixer(
+def _convmixer(
     image_shape: Sequence[int],
     n_classes: int,
+    parts: ClassifierParts = ClassifierParts(patch=2),
     *,
     dim: int,
     depth: int,
     kernel_size: int = 5,
-    patch: int = 2,
     channels_per_group: int = 4,
     skip: str | Factory | None = None,
-    hidden: Sequence[int] = (),
-    pool: str = "flatten",
-    head: str | Factory | None = None,
-    method: str | None = None,
-    conv: Factory | None = None,
-    lin: Factory | None = None,
-    act: str | Factory = "maxmin",
-    norm: str | Factory | None = None,
-    padding_mode: str = "circular",
-    bias: bool = True,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
 ) -> nn.Module:
     """ConvMixer: grouped convolutions for space and 1×1 convolutions for channels, by turns.
 
-    Beside the options of `aocnet_tiny` there are `dim`, the channels of all convolutions, `depth`, the number of pairs,
-    `channels_per_group` of the spatial convolutions, and `skip`, which wraps these as in `lip_resnet` (None: nothing
-    does). `patch` must divide the image.
+    Args:
+        image_shape: channels, height, width; the patch of `parts` must divide the image.
+        n_classes: number of logits.
+        parts: its layers and its two ends.
+        dim: channels of all convolutions.
+        depth: number of pairs of them.
+        kernel_size: of the spatial ones.
+        channels_per_group: of the spatial ones.
+        skip: wraps the spatial ones, as the blocks of a residual network (`SKIPS`); None for nothing.
     """
     shape = check_image("lip_convmixer", image_shape, n_classes)
     groups = mixer_groups("lip_convmixer", dim, channels_per_group)
-    parts = Parts(method, conv, lin, act, norm, padding_mode, bias)
-    first, (channels, height, width) = stem("lip_convmixer", shape, patch, mean, std)
+    first, (channels, height, width) = parts.stem("lip_convmixer", shape)
     features = parts.unit(channels, dim, 1)
     for _ in range(depth):
         features.append(residual(parts, skip, parts.unit(dim, dim, kernel_size, groups=groups)))
         features += parts.unit(dim, dim, 1)
-    return assemble(parts, first, features, (dim, height, width), pool, hidden, head, n_classes)
+    return parts.assemble(first, features, (dim, height, width), n_classes)
+
+
+lip_convmixer_tiny = register(image_shape=(3, 32, 32))(
+    member(
+        _convmixer,
+        "lip_convmixer_tiny",
+        "ConvMixer of 4 pairs of convolutions on 64 channels.",
+        dim=64,
+        depth=4,
+    )
+)
+lip_convmixer_small = register(image_shape=(3, 32, 32))(
+    member(
+        _convmixer,
+        "lip_convmixer_small",
+        "ConvMixer of 8 pairs of convolutions on 256 channels.",
+        dim=256,
+        depth=8,
+    )
+)

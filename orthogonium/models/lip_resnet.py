@@ -22,7 +22,7 @@ from orthogonium.layers import (
     PrescaledAdditiveResidual,
     ScaledMaxPool2d,
 )
-from orthogonium.models.parts import Factory, Parts, assemble, check_image, halved, one_of, stem
+from orthogonium.models.network_parts import ClassifierParts, Factory, Parts, check_image, halved, one_of
 from orthogonium.models.published import (
     AVG_POOL,
     MAXMIN,
@@ -31,7 +31,7 @@ from orthogonium.models.published import (
     pool_and_flatten,
     published_parts,
 )
-from orthogonium.models.registry import register
+from orthogonium.models.registry import member, register
 
 SKIPS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "prescaled": PrescaledAdditiveResidual,
@@ -59,53 +59,31 @@ def _branch_width(skip: str | Factory | None, width: int, parts: Parts) -> int:
     return width // 2
 
 
-@register(
-    "lip_resnet_tiny",
-    image_shape=(3, 32, 32),
-    summary="Residual network of three stages of one block each.",
-    widths=(32, 64, 128),
-    depths=(1, 1, 1),
-)
-@register(
-    "lip_resnet18",
-    image_shape=(3, 32, 32),
-    summary="Residual network with the widths and depths of ResNet-18.",
-    widths=(64, 128, 256, 512),
-    depths=(2, 2, 2, 2),
-)
-def lip_resnet(
+def _resnet(
     image_shape: Sequence[int],
     n_classes: int,
+    parts: ClassifierParts = ClassifierParts(),
     *,
     widths: Sequence[int],
     depths: Sequence[int],
     kernel_size: int = 3,
     skip: str | Factory | None = "additive",
-    hidden: Sequence[int] = (),
-    patch: int = 1,
-    pool: str = "flatten",
-    head: str | Factory | None = None,
-    method: str | None = None,
-    conv: Factory | None = None,
-    lin: Factory | None = None,
-    act: str | Factory = "maxmin",
-    norm: str | Factory | None = None,
-    padding_mode: str = "circular",
-    bias: bool = True,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
 ) -> nn.Module:
     """Residual network: stages of blocks of two convolutions, with a striding convolution between stages.
 
-    Beside the options of `aocnet_tiny` there are `widths` and `depths`, the channels and the number of blocks of each
-    stage, and `skip`, how a block is wrapped: "additive", "prescaled", "concat", "l2", a class that takes a module, or
-    None.
+    Args:
+        image_shape: channels, height, width.
+        n_classes: number of logits.
+        parts: its layers and its two ends.
+        widths: channels of each stage.
+        depths: number of blocks of each stage.
+        kernel_size: of convolutions.
+        skip: how a block is wrapped: a key of `SKIPS`, a class that takes a module, or None.
     """
     shape = check_image("lip_resnet", image_shape, n_classes)
     if not widths or len(widths) != len(depths):
         raise ParameterError(f"lip_resnet needs a depth for each width, got widths {widths} and depths {depths}.")
-    parts = Parts(method, conv, lin, act, norm, padding_mode, bias)
-    first, (channels, height, width) = stem("lip_resnet", shape, patch, mean, std)
+    first, (channels, height, width) = parts.stem("lip_resnet", shape)
     features: list[nn.Module] = []
     for stage, (w, depth) in enumerate(zip(widths, depths, strict=True)):
         features += parts.unit(channels, w, kernel_size, stride=2 if stage else 1)
@@ -115,11 +93,31 @@ def lip_resnet(
             branch = [*parts.unit(inner, inner, kernel_size), *parts.unit(inner, inner, kernel_size)]
             features.append(residual(parts, skip, branch))
     size = halved(height, len(widths) - 1), halved(width, len(widths) - 1)
-    return assemble(parts, first, features, (channels, *size), pool, hidden, head, n_classes)
+    return parts.assemble(first, features, (channels, *size), n_classes)
 
 
-@register("lip_resnet", image_shape=(3, 224, 224), n_classes=1000)
-def LipResNet(
+lip_resnet_tiny = register(image_shape=(3, 32, 32))(
+    member(
+        _resnet,
+        "lip_resnet_tiny",
+        "Residual network of three stages of one block each.",
+        widths=(32, 64, 128),
+        depths=(1, 1, 1),
+    )
+)
+lip_resnet18 = register(image_shape=(3, 32, 32))(
+    member(
+        _resnet,
+        "lip_resnet18",
+        "Residual network with the widths and depths of ResNet-18.",
+        widths=(64, 128, 256, 512),
+        depths=(2, 2, 2, 2),
+    )
+)
+
+
+@register(image_shape=(3, 224, 224), n_classes=1000)
+def lip_resnet(
     img_shape: Sequence[int] = (3, 224, 224),
     n_classes: int = 1000,
     skip: Factory = _SKIP,
@@ -144,9 +142,9 @@ def LipResNet(
         base_width: channels of the first stage; each further stage has twice as many.
         depths: blocks of each stage.
     """
-    channels, height, width = check_image("LipResNet", img_shape, n_classes)
+    channels, height, width = check_image("lip_resnet", img_shape, n_classes)
     if height < 4 or width < 4:
-        raise ParameterError(f"LipResNet needs images of at least 4×4 pixels, got {height}×{width}.")
+        raise ParameterError(f"lip_resnet needs images of at least 4×4 pixels, got {height}×{width}.")
     parts = published_parts(conv, act, norm)
     layers = [
         parts.convolution(channels, base_width, 7, stride=2),

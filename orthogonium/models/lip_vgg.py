@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image, halved
 from orthogonium.models.published import (
     LAYER_CENTERING,
     MAXMIN,
@@ -32,8 +32,8 @@ _CONVOLUTIONS = (
 )
 
 
-@register("lip_vgg", image_shape=(3, 224, 224), n_classes=1000)
-def LipVGG(
+@register(image_shape=(3, 224, 224), n_classes=1000)
+def lip_vgg(
     img_shape: Sequence[int] = (3, 224, 224),
     n_classes: int = 1000,
     conv: Factory = ZERO_PADDED_CONV,
@@ -56,10 +56,10 @@ def LipVGG(
         base_width: channels of the first convolution; the last have 8 times as many.
         hidden: outputs of the two dense layers before the head.
     """
-    channels, height, width = check_image("LipVGG", img_shape, n_classes)
+    channels, height, width = check_image("lip_vgg", img_shape, n_classes)
     if min(height, width) <= 16:
         raise ParameterError(
-            f"LipVGG centers images after four strides of 2, which needs more than 16×16 pixels: got {height}×{width}."
+            f"lip_vgg centers images after four strides of 2, which needs more than 16×16 pixels: got {height}×{width}."
         )
     parts = published_parts(conv, act, norm, norm_last=True)
     layers: list[nn.Module] = []

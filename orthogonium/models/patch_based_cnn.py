@@ -13,7 +13,7 @@ from torch import nn
 from orthogonium.errors import ParameterError
 from orthogonium.layers import PrescaledAdditiveResidual
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.parts import Factory, ImageShape, check_image
+from orthogonium.models.network_parts import Factory, ImageShape, check_image
 from orthogonium.models.published import (
     AVG_POOL,
     CIRCULAR_CONV,
@@ -35,8 +35,8 @@ def patches(model: str, img_shape: Sequence[int], n_classes: int, patch_size: in
     return (channels, height // patch_size, width // patch_size), patch_size
 
 
-@register("patch_based_cnn", image_shape=(3, 32, 32))
-def PatchBasedCNN(
+@register(image_shape=(3, 32, 32))
+def patch_based_cnn(
     img_shape: Sequence[int] = (3, 32, 32),
     dim: int = 128,
     depth: int = 8,
@@ -66,7 +66,7 @@ def PatchBasedCNN(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
     """
-    (channels, height, width), patch = patches("PatchBasedCNN", img_shape, n_classes, patch_size)
+    (channels, height, width), patch = patches("patch_based_cnn", img_shape, n_classes, patch_size)
     first, parts = (published_parts(conv, act, norm, norm_last) for norm_last in (True, False))
     layers = first.unit(channels, dim, patch, stride=patch)
     layers += [nn.Sequential(*parts.unit(dim, dim, kernel_size, groups=groups)) for _ in range(depth)]
@@ -74,8 +74,8 @@ def PatchBasedCNN(
     return nn.Sequential(*layers, *pooling, lin(features, n_classes))
 
 
-@register("patch_based_expanded_cnn", image_shape=(3, 224, 224), n_classes=1000)
-def PatchBasedExapandedCNN(
+@register(image_shape=(3, 224, 224), n_classes=1000)
+def patch_based_expanded_cnn(
     img_shape: Sequence[int] = (3, 224, 224),
     dim: int = 128,
     depth: int = 12,
@@ -109,7 +109,7 @@ def PatchBasedExapandedCNN(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
     """
-    (channels, height, width), patch = patches("PatchBasedExapandedCNN", img_shape, n_classes, patch_size)
+    (channels, height, width), patch = patches("patch_based_expanded_cnn", img_shape, n_classes, patch_size)
     parts = published_parts(conv, act, norm)
     wrapper = (PrescaledAdditiveResidual if skip else None) if isinstance(skip, bool) else skip
     inner, groups = dim * expand_factor, dim // 2 if groups is None else groups

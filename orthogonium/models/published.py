@@ -16,7 +16,7 @@ from orthogonium.layers import (
     UnitNormLinear,
 )
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS
-from orthogonium.models.parts import Factory, Parts
+from orthogonium.models.network_parts import Factory, Parts
 
 CIRCULAR_CONV = ClassParam(AdaptiveOrthoConv2d, bias=False, padding="same")
 ZERO_PADDED_CONV = ClassParam(
@@ -32,12 +32,20 @@ L2_POOL = ClassParam(L2NormPool2d)
 AVG_POOL = ClassParam(ScaledAvgPool2d)
 
 
+class CenteredLast(Parts):
+    """Parts whose centering follows the activation."""
+
+    def _in_order(self, layer: list[nn.Module], norm: list[nn.Module], act: list[nn.Module]) -> list[nn.Module]:
+        return [*layer, *act, *norm]
+
+
 def published_parts(conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = False) -> Parts:
     """Layers as their caller made them: border and bias are those of `conv`.
 
     Centering by layer must not be followed by linear layers and an average over the image alone: that is constant.
     """
-    return Parts(conv=conv, act=act, norm=norm, padding_mode=None, bias=None, norm_last=norm_last)
+    kind = CenteredLast if norm_last else Parts
+    return kind(conv=conv, act=act, norm=norm, padding_mode=None, bias=None)
 
 
 def pool_and_flatten(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from torch import nn
 
 from orthogonium.annotations import describe, fits
 from orthogonium.errors import ParameterError
-
-Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 
 @dataclass(frozen=True)
@@ -46,42 +45,64 @@ REGISTRY: dict[str, ModelEntry] = {}
 
 
 def register(
-    name: str | None = None,
-    *,
-    image_shape: tuple[int, int, int],
-    n_classes: int = 10,
-    summary: str | None = None,
-    **defaults: Any,
-) -> Callable[[Builder], Builder]:
-    """Enter a function `(image shape, number of classes, options…)` under its own name, or this one.
+    *, image_shape: tuple[int, int, int], n_classes: int = 10
+) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
+    """Enter a function `(image shape, number of classes, options…)` under its own name.
 
-    The first line of its docstring is the summary, if no other is given; the second paragraph of the docstring of its
-    module is the provenance. `defaults` replace those of the options: the sizes of a family have names of their own.
+    The first line of its docstring is the summary, the second paragraph of the docstring of its module the provenance. Of an
+    argument whose default is a dataclass the fields are options, with the values of that default.
     """
 
-    def enter(build: Builder) -> Builder:
-        key = name or build.__name__
+    def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        name = build.__name__
         shape, *rest = inspect.signature(build).parameters.values()
-        options = {p.name: defaults.get(p.name, p.default) for p in rest if p.name != "n_classes"}
-        assert defaults.keys() <= options.keys()
+        shared: dict[str, Any] = {p.name: p.default for p in rest if is_dataclass(p.default)}
+        options = {p.name: p.default for p in rest if p.name != "n_classes" and p.name not in shared}
+        types = {option: hint for option, hint in get_type_hints(build).items() if option in options}
+        owner: dict[str, str] = {}  # option → the argument it is a field of
+        for argument, default in shared.items():
+            types |= get_type_hints(type(default))
+            options |= {f.name: getattr(default, f.name) for f in fields(default)}
+            owner |= {f.name: argument for f in fields(default)}
 
         def make(image_shape: Sequence[int], n_classes: int, **chosen: Any) -> nn.Module:
-            return build(**{shape.name: image_shape, "n_classes": n_classes, **defaults, **chosen})
+            arguments = {option: value for option, value in chosen.items() if option not in owner}
+            for argument, default in shared.items():
+                changes = {option: value for option, value in chosen.items() if owner.get(option) == argument}
+                arguments[argument] = replace(default, **changes)
+            return build(**{shape.name: image_shape, "n_classes": n_classes, **arguments})
 
         paragraphs = (inspect.getdoc(inspect.getmodule(build)) or "").split("\n\n")
-        REGISTRY[key] = ModelEntry(
-            key,
-            summary or (inspect.getdoc(build) or "").partition("\n")[0],
+        REGISTRY[name] = ModelEntry(
+            name,
+            (inspect.getdoc(build) or "").partition("\n")[0],
             " ".join(paragraphs[1].split()),
             image_shape,
             n_classes,
             MappingProxyType(options),
-            MappingProxyType({option: hint for option, hint in get_type_hints(build).items() if option in options}),
+            MappingProxyType(types),
             make,
         )
         return build
 
     return enter
+
+
+def member(family: Callable[..., nn.Module], name: str, summary: str, **defaults: Any) -> Callable[..., nn.Module]:
+    """A member of a family of models: the function `name`, where `defaults` replace those of its options."""
+
+    @functools.wraps(family)
+    def build(*arguments: Any, **options: Any) -> nn.Module:
+        return family(*arguments, **{**defaults, **options})
+
+    parameters = inspect.signature(family).parameters
+    assert defaults.keys() <= parameters.keys()
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"{summary}\n\n{inspect.getdoc(family)}"
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(default=defaults.get(p.name, p.default)) for p in parameters.values()]
+    )
+    return build
 
 
 def find(name: str) -> ModelEntry:

@@ -13,7 +13,7 @@ from torch import nn
 from orthogonium.class_param import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import AdaptiveOrthoConv2d
-from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image, halved
 from orthogonium.models.published import (
     LAYER_CENTERING,
     MAXMIN,
@@ -75,8 +75,8 @@ def _staged(
     return nn.Sequential(*layers, head(features, n_classes))
 
 
-@register("staged_cnn", image_shape=(3, 32, 32))
-def StagedCNN(
+@register(image_shape=(3, 32, 32))
+def staged_cnn(
     img_shape: Sequence[int] = (3, 32, 32),
     dim_repeats: Stages = ((64, 2), (128, 2)),
     dim_nb_dense: tuple[int, int] = (256, 2),
@@ -101,11 +101,11 @@ def StagedCNN(
         norm: a class that is called with the number of channels, or None.
     """
     sizes = (dim_repeats, dim_nb_dense, n_classes)
-    return _staged("StagedCNN", img_shape, 1, *sizes, conv, act, lin, lin, norm, pool)
+    return _staged("staged_cnn", img_shape, 1, *sizes, conv, act, lin, lin, norm, pool)
 
 
-@register("large_staged_cnn", image_shape=(3, 224, 224), n_classes=1000)
-def LargeStagedCNN(
+@register(image_shape=(3, 224, 224), n_classes=1000)
+def large_staged_cnn(
     img_shape: Sequence[int] = (3, 224, 224),
     patch_size: int = 7,
     dim_repeats: Stages = ((128, 4), (256, 4), (512, 4), (1024, 4)),
@@ -136,4 +136,4 @@ def LargeStagedCNN(
             matrix may expand by the root of its number of rows.
     """
     sizes = (patch_size, dim_repeats, dim_nb_dense, n_classes)
-    return _staged("LargeStagedCNN", img_shape, *sizes, conv, act, dense, lin, norm, pool)
+    return _staged("large_staged_cnn", img_shape, *sizes, conv, act, dense, lin, norm, pool)

@@ -1,12 +1,15 @@
+import inspect
 import re
 
 import pytest
 import torch
 
+from orthogonium import models
 from orthogonium.errors import ParameterError
 from orthogonium.models import create_model, describe_model, list_models
 from orthogonium.models.input_normalization import InputNormalization
-from orthogonium.models.parts import same_padding
+from orthogonium.models.lip_resnet import lip_resnet_tiny
+from orthogonium.models.network_parts import ClassifierParts, same_padding
 
 
 def test_names_are_sorted_and_found():
@@ -20,6 +23,14 @@ def test_entries_say_what_they_are(name):
     entry = describe_model(name)
     assert entry.summary.endswith(".") and re.search(r"\(20\d\d\), \"", entry.provenance)
     assert len(entry.image_shape) == 3
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_a_name_is_that_of_a_function(name):
+    """Of a module of its own, or of the file of its family."""
+    modules = [value for value in vars(models).values() if inspect.ismodule(value)]
+    (build,) = {vars(module)[name] for module in modules if inspect.isfunction(vars(module).get(name))}
+    assert build.__name__ == name and (build.__doc__ or "").startswith(describe_model(name).summary)
 
 
 def test_family_members_have_their_own_defaults():
@@ -82,6 +93,11 @@ def test_wrong_options_of_the_families():
 def test_images_that_are_too_small(name, size):
     with pytest.raises(ParameterError, match=f"got {size}×32"):
         create_model(name, (3, size, 32))
+
+
+def test_members_of_a_family_are_functions_too():
+    model = lip_resnet_tiny((1, 8, 8), 5, ClassifierParts(hidden=(16,)), widths=(8,), depths=(1,))
+    assert len(model.dense) == 2 and model(torch.rand(2, 1, 8, 8)).shape == (2, 5)
 
 
 def test_unknown_model():

@@ -5,14 +5,14 @@ import torch
 
 from orthogonium import certify, lipschitz_bound
 from orthogonium.data import load_dataset, unit_pixels
-from orthogonium.models import create_model, describe_pretrained, list_models, weights
+from orthogonium.models import create_model, describe_pretrained, list_models, shipped_weights
 
 SHIPPED = ("aocnet_tiny_cifar10", "aocnet_tiny_digits")
 
 
 def test_what_is_shipped():
     assert tuple(list_models(pretrained=True)) == SHIPPED
-    assert sum(path.stat().st_size for path in weights.FOLDER.iterdir()) <= 10e6
+    assert sum(path.stat().st_size for path in shipped_weights.FOLDER.iterdir()) <= 10e6
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -1,7 +1,7 @@
 """What architectures are made of: a convolution or dense layer with its centering and activation, poolings, heads.
 
 An architecture says where a layer stands; `Parts` says which layer that is: one of `orthogonium.methods.METHODS` by
-name, or any class that is called like `nn.Conv2d` and `nn.Linear`. `stem`, `pooling` and `assemble` are the two ends.
+name, or any class that is called like `nn.Conv2d` and `nn.Linear`. `ClassifierParts` adds the two ends of a classifier.
 
 Note [Activation inside]
 The layers of some methods (SLL, sandwich, CPL) contain their activation. They get no second one. Those that keep the
@@ -92,7 +92,7 @@ def same_padding(kernel_size: int, stride: int) -> int | str:
 
     An even kernel that does not stride has no such integer, and gets "same".
 
-    >>> from orthogonium.models.parts import same_padding
+    >>> from orthogonium.models.network_parts import same_padding
     >>> same_padding(3, 1), same_padding(3, 2), same_padding(4, 2), same_padding(4, 1)
     (1, 1, 1, 'same')
     """
@@ -125,7 +125,6 @@ class Parts:
         norm: a key of `NORMS`, a class that is called with the number of channels, or None.
         padding_mode: "circular" or "zeros"; None leaves it to `conv`.
         bias: whether convolutions have one; None leaves it to `conv`.
-        norm_last: whether centering follows the activation instead of the convolution.
     """
 
     method: str | None = None
@@ -135,7 +134,6 @@ class Parts:
     norm: str | Factory | None = None
     padding_mode: str | None = "circular"
     bias: bool | None = True
-    norm_last: bool = False
 
     def __post_init__(self) -> None:
         if self.method is not None and self.conv is not None:
@@ -177,9 +175,11 @@ class Parts:
         """Convolution, centering, activation; `⌈size/stride⌉` pixels. Note [Activation inside]."""
         method = self._method_for(cin, cout, stride)
         layer = self.convolution(cin, cout, kernel_size, stride, groups)
-        norm = self.centering(cout)
         act = [] if self.conv is None and METHODS[method].activated else [self.activation(cout)]
-        return [layer, *act, *norm] if self.norm_last else [layer, *norm, *act]
+        return self._in_order([layer], self.centering(cout), act)
+
+    def _in_order(self, layer: list[nn.Module], norm: list[nn.Module], act: list[nn.Module]) -> list[nn.Module]:
+        return [*layer, *norm, *act]
 
     def convolution(self, cin: int, cout: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Module:
         """The convolution alone."""
@@ -211,74 +211,70 @@ class Parts:
         layer = LipschitzLinear(features, outputs, method=method)
         return [layer] if METHODS[method].activated else [layer, self.activation(outputs)]
 
-    def head(self, kind: str | Factory | None, features: int, n_classes: int) -> nn.Module:
-        """The last layer: a key of `HEADS`, a class called like `nn.Linear`, or by default `lin` or "global"."""
-        if kind is None:
-            kind = "global" if self.lin is None else self.lin
-        return (one_of(HEADS, kind, "head") if isinstance(kind, str) else kind)(features, n_classes)
 
+@dataclass(frozen=True)
+class ClassifierParts(Parts):
+    """The layers of a classifier with its two ends: the options that the families of `create_model` share.
 
-def stem(
-    model: str,
-    image_shape: ImageShape,
-    patch: int = 1,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-) -> tuple[list[nn.Module], ImageShape]:
-    """What comes before the first convolution, if anything, and the shape behind it.
-
-    Args:
-        model: for messages.
-        image_shape: of the images.
-        patch: size of the blocks of pixels that become channels.
-        mean: of the pixels, to be subtracted.
-        std: of the pixels, to be divided by: it multiplies the constant of the model by `1/min std`.
+    Attributes:
+        patch: size of the blocks of pixels that become channels in front of the first convolution.
+        mean: of the pixels, subtracted inside the model.
+        std: of the pixels, divided by inside the model: the constant of the model becomes `1/min std`.
+        pool: "flatten", "avg", "l2" or "max", before the dense layers.
+        hidden: outputs of each dense layer before the head.
+        head: "global" (OrthoLinear), "classwise" (UnitNormLinear) or a class; by default `lin` or else "global".
     """
-    channels, height, width = image_shape
-    layers: list[nn.Module] = []
-    if mean is not None or std is not None:
-        layers.append(InputNormalization(channels, 0.0 if mean is None else mean, std))
-    if patch < 1 or height % patch or width % patch:
-        raise ParameterError(
-            f"{model}: patch, the size of blocks of pixels, must divide the image {height}×{width}: got {patch}."
-        )
-    if patch > 1:
-        layers.append(InvertibleDownsampling(patch))
-    return layers, (channels * patch**2, height // patch, width // patch)
 
+    patch: int = 1
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    pool: str = "flatten"
+    hidden: Sequence[int] = ()
+    head: str | Factory | None = None
 
-def assemble(
-    parts: Parts,
-    first: list[nn.Module],
-    features: list[nn.Module],
-    shape: ImageShape,
-    pool: str,
-    hidden: Sequence[int],
-    head: str | Factory | None,
-    n_classes: int,
-) -> nn.Sequential:
-    """A classifier: what `stem` gave, features of this shape, pooling by name, dense layers and a head."""
-    size = shape[0] * shape[1] * shape[2] if pool == "flatten" else shape[0]
-    pooling = one_of(POOLS, pool, "pool")()
-    dense: list[nn.Module] = []
-    for outputs in hidden:
-        dense += parts.dense(size, outputs)
-        size = outputs
-    return nn.Sequential(
-        OrderedDict(
-            stem=nn.Sequential(*first),
-            features=nn.Sequential(*features),
-            pool=pooling,
-            dense=nn.Sequential(*dense),
-            head=parts.head(head, size, n_classes),
+    def stem(self, model: str, image_shape: ImageShape) -> tuple[list[nn.Module], ImageShape]:
+        """What comes before the first convolution, if anything, and the shape behind it; `model` is for messages."""
+        channels, height, width = image_shape
+        layers: list[nn.Module] = []
+        if self.mean is not None or self.std is not None:
+            layers.append(InputNormalization(channels, 0.0 if self.mean is None else self.mean, self.std))
+        if self.patch < 1 or height % self.patch or width % self.patch:
+            raise ParameterError(
+                f"{model}: patch, the size of blocks of pixels, must divide the image {height}×{width}: got {self.patch}."
+            )
+        if self.patch > 1:
+            layers.append(InvertibleDownsampling(self.patch))
+        return layers, (channels * self.patch**2, height // self.patch, width // self.patch)
+
+    def assemble(
+        self, first: list[nn.Module], features: list[nn.Module], shape: ImageShape, n_classes: int
+    ) -> nn.Sequential:
+        """A classifier: what `stem` gave, features of this shape, pooling, dense layers and a head."""
+        size = shape[0] * shape[1] * shape[2] if self.pool == "flatten" else shape[0]
+        pooling = one_of(POOLS, self.pool, "pool")()
+        dense: list[nn.Module] = []
+        for outputs in self.hidden:
+            dense += self.dense(size, outputs)
+            size = outputs
+        return nn.Sequential(
+            OrderedDict(
+                stem=nn.Sequential(*first),
+                features=nn.Sequential(*features),
+                pool=pooling,
+                dense=nn.Sequential(*dense),
+                head=self._head(size, n_classes),
+            )
         )
-    )
+
+    def _head(self, features: int, n_classes: int) -> nn.Module:
+        kind = self.head or self.lin or "global"
+        return (one_of(HEADS, kind, "head") if isinstance(kind, str) else kind)(features, n_classes)
 
 
 def halved(size: int, times: int = 1) -> int:
     """Pixels after this many strides of 2.
 
-    >>> from orthogonium.models.parts import halved
+    >>> from orthogonium.models.network_parts import halved
     >>> halved(28, 3)
     4
     """

@@ -19,15 +19,15 @@ from orthogonium.layers import (
     SDPBasedLipschitzResBlock,
     SLLxAOCLipschitzResBlock,
 )
-from orthogonium.models.parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image, halved
 from orthogonium.models.published import L2_POOL, pool_and_flatten
 from orthogonium.models.registry import register
 
 _DEPTHS = (2, 3, 5, 2)
 
 
-@register("sllxbcop_resnet50", image_shape=(3, 224, 224), n_classes=1000)
-def SLLxBCOPResNet50(
+@register(image_shape=(3, 224, 224), n_classes=1000)
+def sllxbcop_resnet50(
     img_shape: Sequence[int] = (3, 224, 224),
     n_classes: int = 1000,
     norm: Factory | None = None,
@@ -44,9 +44,9 @@ def SLLxBCOPResNet50(
         base_width: channels of the first convolution; stages have 4, 8, 16, … times as many.
         depths: number of SLL blocks of each stage after the one that widens.
     """
-    channels, height, width = check_image("SLLxBCOPResNet50", img_shape, n_classes)
+    channels, height, width = check_image("sllxbcop_resnet50", img_shape, n_classes)
     if height < 4 or width < 4:
-        raise ParameterError(f"SLLxBCOPResNet50 needs images of at least 4×4 pixels, got {height}×{width}.")
+        raise ParameterError(f"sllxbcop_resnet50 needs images of at least 4×4 pixels, got {height}×{width}.")
 
     def centering(features: int) -> list[nn.Module]:
         return [] if norm is None else [norm(features)]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.models import Pretrained, create_model, describe_pretrained, list_models, weights
+from orthogonium.models import Pretrained, create_model, describe_pretrained, list_models
+from orthogonium.models import shipped_weights as weights
 
 OPTIONS = {"widths": [4, 8], "hidden": [8], "norm": "batch-centering"}
 
@@ -135,9 +136,9 @@ def test_the_weights_that_ship_can_be_loaded():
 
 def test_safetensors_is_only_needed_for_weights():
     code = (
-        "import sys; sys.modules['safetensors'] = None; from orthogonium.models import create_model, weights\n"
+        "import sys; sys.modules['safetensors'] = None; from orthogonium.models import create_model, shipped_weights\n"
         "create_model('aocnet_tiny', (1, 8, 8), widths=(4,))\n"
-        "try: weights._safetensors()\n"
+        "try: shipped_weights._safetensors()\n"
         "except ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
