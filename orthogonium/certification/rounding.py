@@ -7,8 +7,8 @@ by its Lipschitz constant and adds its own:
 - *proved*: `κ·u` times the norms it reads and writes, u the unit roundoff of the arithmetic in use. For sums of k products
   κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of
   summation, blocked or fused; for elementary functions it is a small number of units in the last place;
-- *floor*: u times the norm it writes, once. No arithmetic that rounds does better on inputs in general, whatever a
-  measurement at one input says.
+- *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened. No
+  arithmetic that rounds does better on inputs in general, whatever a measurement at one input says.
 
 What is assumed of the arithmetic: each basic operation is within one rounding of the exact result, and elementary
 functions (exp, tanh, erf, …) within `ULPS` units in the last place.
@@ -54,16 +54,29 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def product_roundoff(dtype: torch.dtype, device: torch.device, convolution: bool) -> float:
-    """Unit roundoff of the factors of products, which devices may shorten: TF32 has 10 bits, bfloat16 has 7."""
+    """Unit roundoff of the factors of products, which devices may shorten: TF32 has 10 bits, bfloat16 has 7.
+
+    A convolution may be computed as a product of matrices.
+    """
+    unit = unit_roundoff(dtype)
     if dtype != torch.float32:
-        return unit_roundoff(dtype)
-    precision = torch.get_float32_matmul_precision()
-    if convolution and device.type == "cuda" and torch.backends.cudnn.allow_tf32:
-        precision = "high" if precision == "highest" else precision
-    return {"highest": unit_roundoff(dtype), "high": 2.0**-11, "medium": 2.0**-8}[precision]
+        return unit
+    operators = ("matmul", "conv") if convolution else ("matmul",)
+    return max({"tf32": 2.0**-11, "bf16": 2.0**-8}.get(_setting(device, o), unit) for o in operators)
+
+
+def _setting(device: torch.device, operator: str) -> str:
+    """What torch is allowed to make of the factors of float32 products."""
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        library = "mkldnn" if device.type in ("cpu", "xpu") else "cuda"
+        return str(torch._C._get_fp32_precision_getter(library, operator))
+    if operator == "conv":
+        return "tf32" if device.type == "cuda" and torch.backends.cudnn.allow_tf32 else "ieee"
+    return {"highest": "ieee", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
 
 
 def sum_roundoff(terms: int, unit: float, products: float) -> float:
     """Relative error of a sum of products, by absolute values: `γ_terms` and the rounding of the factors."""
     own = terms * unit
-    return math.inf if own >= 1 else own / (1 - own) * (1 + products) ** 2 + (2 * products if products > unit else 0.0)
+    factors = (1 + products) ** 2 - 1 if products > unit else 0.0
+    return math.inf if own >= 1 else own / (1 - own) * (1 + factors) + factors

@@ -199,6 +199,7 @@ class Walk(TorchDispatchMode):
             constant + local.written * base.size + tiny * bool(local.read or local.written),
             local.read * math.fsum(slopes) + local.written * base.bound if local.written or local.read else 0.0,
         )
+        unit = max(unit, local.unit)
         floor = (unit * base.size, unit * base.bound) if local.written or local.read else (0.0, 0.0)
         base.error = error.plus(Error(proved, floor))
 

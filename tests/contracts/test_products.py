@@ -6,19 +6,14 @@ import torch
 from orthogonium.layers import LipschitzConv2d, LipschitzLinear, freeze
 from orthogonium.methods.table import METHODS
 from tests.contracts.test_contracts import layers, make, train_step
-from tests.tf32 import TF32
+from tests.tf32 import TF32, tf32_allowed
 
 
 @pytest.fixture
 def tf32():
     """torch may round products, and the processor does."""
-    torch.set_float32_matmul_precision("high")
-    if conv := getattr(torch.backends.mkldnn, "conv", None):
-        conv.fp32_precision = "tf32"
-    yield
-    torch.set_float32_matmul_precision("highest")
-    if conv:
-        conv.fp32_precision = "none"
+    with tf32_allowed():
+        yield
 
 
 def weight_and_gradients(layer):

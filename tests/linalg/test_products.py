@@ -8,16 +8,14 @@ from torch._dynamo.backends.common import aot_autograd
 
 from orthogonium import linalg
 from orthogonium.linalg.precision import full_precision
-from orthogonium.linalg.products import _BY_LIBRARY, full_products, products_are_rounded
-from tests.tf32 import TF32, round_to_tf32
-
-_LIBRARIES = [("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("mkldnn", "all"), ("mkldnn", "matmul")]
+from orthogonium.linalg.products import full_products, products_are_rounded
+from tests.tf32 import BY_LIBRARY, SETTINGS, TF32, round_to_tf32, settings_of_products
 
 
 def settings():
-    if not _BY_LIBRARY:
+    if not BY_LIBRARY:
         return torch.get_float32_matmul_precision()
-    return [torch._C._get_fp32_precision_getter(*where) for where in [*_LIBRARIES, ("mkldnn", "conv")]]
+    return [torch._C._get_fp32_precision_getter(*where) for where in SETTINGS]
 
 
 def _set(library, operator, value):
@@ -29,7 +27,7 @@ WAYS = {
     "medium": lambda: torch.set_float32_matmul_precision("medium"),
     "allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
 }
-if _BY_LIBRARY:
+if BY_LIBRARY:
     WAYS |= {
         "all": _set("generic", "all", "tf32"),
         "cuda": _set("cuda", "all", "tf32"),
@@ -42,11 +40,8 @@ PRESETS = ["DEFAULT", "POLAR", "BJORCK", "EXP", "CAYLEY", "QR", "CHOLESKY"]
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    yield
-    torch.set_float32_matmul_precision("highest")
-    if _BY_LIBRARY:
-        for library, operator in [*_LIBRARIES, ("mkldnn", "conv")]:
-            torch._C._set_fp32_precision_setter(library, operator, "none")
+    with settings_of_products():
+        yield
 
 
 def test_the_emulation_rounds():
@@ -128,7 +123,7 @@ def test_settings_survive_exceptions(way):
     assert seen == [False] * 3 and settings() == before
 
 
-@pytest.mark.skipif(not _BY_LIBRARY, reason="this torch has one setting for all")
+@pytest.mark.skipif(not BY_LIBRARY, reason="this torch has one setting for all")
 def test_a_setting_that_follows_its_library_still_does():
     torch.backends.fp32_precision = "tf32"
     linalg.cholesky(torch.randn(4, 4))

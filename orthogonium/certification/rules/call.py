@@ -30,10 +30,14 @@ class NoBound(Exception):
 
 @dataclass(frozen=True)
 class Local:
-    """Rounding of one operation: proved `read·M_in + written·M_out`, with the norms M of what it reads and writes."""
+    """Rounding of one operation: proved `read·M_in + written·M_out`, with the norms M of what it reads and writes.
+
+    `unit` is the roundoff of what it reads, where that is shortened to fewer digits than it writes.
+    """
 
     read: float = 0.0
     written: float = 0.0
+    unit: float = 0.0
 
 
 @dataclass

@@ -136,9 +136,10 @@ def block(call: Any) -> Any:
     # Both products of the branch, their rounding by absolute values.
     a, c, *skip = (_absolute(k, layer) for k in layer.packing.unpack(layer.weight.detach()))
     terms = max(math.prod(shape[1:]) for shape in layer.packing.shapes) + 8
-    unit = sum_roundoff(terms, unit_roundoff(x.dtype), product_roundoff(x.dtype, x.device, not dense))
+    factors = product_roundoff(x.dtype, x.device, not dense)
+    unit = sum_roundoff(terms, unit_roundoff(x.dtype), factors)
     read = unit * (2 * a * c * max(-slopes[0], slopes[1]) + (skip[0] if skip else 1.0))
-    local = Local(read, call.rounded(4.0).written)
+    local = Local(read, call.rounded(4.0).written, factors)
     return Effect((x.form().scaled(found.value**2 * (1 + 1e-15)),), owner, local, None, step)
 
 
