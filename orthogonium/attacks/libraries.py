@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from orthogonium.attacks.balls import NumberedUnitBalls, UnitBalls
 from orthogonium.attacks.distances import box_of
+from orthogonium.attacks.options import AttackOptions
 from orthogonium.errors import ParameterError, ShapeError
 
 
@@ -79,25 +80,23 @@ class Foolbox:
         images: Tensor,
         labels: Tensor,
         radii: Tensor,
-        *,
-        steps: int | None,
-        restarts: int | None,
-        bounds: tuple[float, float] | None,
-        seed: int,
+        how: AttackOptions,
     ) -> Iterator[Tensor]:
         """Points it finds, once for each restart."""
-        if steps is not None and self.count is None:
+        if how.steps is not None and self.count is None:
             raise ParameterError(f"foolbox's {self.attack} has no steps: leave them out.")
         foolbox = library("foolbox")
-        options = dict(self.options) | ({} if self.count is None else {self.count: steps or self.steps})
+        options = dict(self.options) | ({} if self.count is None else {self.count: how.steps or self.steps})
         attack = getattr(foolbox.attacks, self.attack)(**options)
-        box = box_of(images, bounds)
-        for restart in range(restarts or 1):
-            with _seeded(seed + restart, images.device), torch.enable_grad():
+        box = box_of(images, how.bounds)
+        for restart in range(how.restarts or 1):
+            with _seeded(how.seed + restart, images.device), torch.enable_grad():
                 if self.smallest:
                     reach = float(radii.max()) if len(radii) else 0.0
                     wide = (float(images.min()) - reach, float(images.max()) + reach)
-                    wrapped = foolbox.PyTorchModel(_Module(model).eval(), bounds=bounds or wide, device=images.device)
+                    wrapped = foolbox.PyTorchModel(
+                        _Module(model).eval(), bounds=how.bounds or wide, device=images.device
+                    )
                     yield attack(wrapped, images, labels, epsilons=None)[0].detach()
                 else:
                     balls = UnitBalls(model, images, radii, box).eval()
@@ -111,25 +110,21 @@ def autoattack(
     images: Tensor,
     labels: Tensor,
     radii: Tensor,
-    *,
-    steps: int | None,
-    restarts: int | None,
-    bounds: tuple[float, float] | None,
-    seed: int,
+    how: AttackOptions,
 ) -> Iterator[Tensor]:
     """AutoAttack, standard version (APGD-CE, targeted APGD and FAB, Square), all inputs at once."""
-    if steps is not None:
+    if how.steps is not None:
         raise ParameterError("AutoAttack fixes the steps of its parts: leave them out.")
     if images.dim() != 4 or min(images.shape[2:]) < 5:
         raise ShapeError(f"AutoAttack is for images (n, c, h, w) of at least 5×5 pixels: got {tuple(images.shape)}.")
     pyautoattack = library("pyautoattack")
-    numbered = NumberedUnitBalls(UnitBalls(model, images, radii, box_of(images, bounds))).eval()
+    numbered = NumberedUnitBalls(UnitBalls(model, images, radii, box_of(images, how.bounds))).eval()
     with torch.no_grad():
         classes = model(images[:1]).shape[1]
     parts = ["apgd-ce", "apgd-t", "fab-t", "square"] if classes > 3 else ["apgd-ce", "fab-t", "square"]
-    for restart in range(restarts or 1):
+    for restart in range(how.restarts or 1):
         run = pyautoattack.AutoAttack(
-            numbered, norm="L2", eps=numbered.scale, version="custom", attacks=parts, seed=seed + restart,
+            numbered, norm="L2", eps=numbered.scale, version="custom", attacks=parts, seed=how.seed + restart,
             device=images.device,
         )  # fmt: skip
         run.verbose = False
@@ -137,7 +132,7 @@ def autoattack(
         run.fab.n_target_classes = run.apgd_targeted.n_target_classes = min(9, classes - 1)
         tracer = sys.gettrace()  # it switches tracing off, and with it debuggers and coverage
         try:
-            with _seeded(seed + restart, images.device):
+            with _seeded(how.seed + restart, images.device):
                 z = run.run_standard_evaluation(numbered.start, labels, batch_size=max(1, len(images)))[0]
         finally:
             sys.settrace(tracer)

@@ -13,46 +13,31 @@ from torch import Tensor, nn
 
 from orthogonium.attacks.distances import distances, per_sample
 from orthogonium.attacks.libraries import Foolbox, autoattack
+from orthogonium.attacks.options import AttackOptions
 from orthogonium.attacks.pgd import l2_pgd
 from orthogonium.certification.radii import margins
 from orthogonium.errors import ParameterError, ShapeError
 
 
-class Method(Protocol):
+class Attack(Protocol):
     """Suggests points near inputs, several times if it likes."""
 
     def __call__(
-        self,
-        model: Callable[[Tensor], Tensor],
-        images: Tensor,
-        labels: Tensor,
-        radii: Tensor,
-        *,
-        steps: int | None,
-        restarts: int | None,
-        bounds: tuple[float, float] | None,
-        seed: int,
+        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, radii: Tensor, how: AttackOptions
     ) -> Iterable[Tensor]:
         """Points (n, …) for these inputs, labels and radii."""
 
 
 def _pgd(
-    model: Callable[[Tensor], Tensor],
-    images: Tensor,
-    labels: Tensor,
-    radii: Tensor,
-    *,
-    steps: int | None,
-    restarts: int | None,
-    bounds: tuple[float, float] | None,
-    seed: int,
+    model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, radii: Tensor, how: AttackOptions
 ) -> Iterator[Tensor]:
-    steps, restarts = 40 if steps is None else steps, 4 if restarts is None else restarts
-    yield l2_pgd(model, images, labels, radii, steps=steps, restarts=restarts, bounds=bounds, seed=seed)
+    given = {"steps": how.steps, "restarts": how.restarts}
+    chosen = {name: number for name, number in given.items() if number is not None}
+    yield l2_pgd(model, images, labels, radii, bounds=how.bounds, seed=how.seed, **chosen)
 
 
 # Ours needs nothing; the others need the extra [attack].
-METHODS: dict[str, Method] = {
+ATTACKS: dict[str, Attack] = {
     "pgd": _pgd,
     "foolbox-pgd": Foolbox("L2ProjectedGradientDescentAttack", False, 60, options=(("rel_stepsize", 0.1),)),
     "adam-pgd": Foolbox("L2AdamPGD", False, 40),
@@ -73,7 +58,7 @@ def list_attacks() -> list[str]:
     >>> "pgd" in list_attacks()
     True
     """
-    return sorted(METHODS)
+    return sorted(ATTACKS)
 
 
 @dataclass(frozen=True)
@@ -111,13 +96,7 @@ def attack(
     model: nn.Module | Callable[[Tensor], Tensor],
     data: Sequence[Tensor] | Iterable[Sequence[Tensor]],
     eps: float | Tensor,
-    *,
-    method: str = "pgd",
-    steps: int | None = None,
-    restarts: int | None = None,
-    bounds: tuple[float, float] | None = None,
-    seed: int = 0,
-    batch_size: int = 500,
+    **options: Any,
 ) -> AttackResult:
     """Look for points of another class near inputs, in the Euclidean norm.
 
@@ -128,12 +107,7 @@ def attack(
         model: from inputs to logits (n, classes), in eval mode.
         data: a pair (images, labels), or a loader of such pairs.
         eps: radius, one for all inputs or one for each, (n,).
-        method: one of `list_attacks()`.
-        steps: of the attack; its default if None.
-        restarts: how often it is started, each time from other random points.
-        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
-        seed: of all that is random. torch's own generator is left as it was.
-        batch_size: inputs attacked at once.
+        options: fields of `AttackOptions`: `method`, `steps`, `restarts`, `bounds`, `seed`, `batch_size`.
 
     >>> from orthogonium.attacks import attack
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
@@ -141,30 +115,28 @@ def attack(
     >>> found.success, found.distances[0] < 0.72  # the nearest other class is at 1/√2
     (tensor([ True, False]), tensor(True))
     """
-    if method not in METHODS:
-        raise ParameterError(f"The method of an attack is one of {', '.join(list_attacks())}: got {method!r}.")
-    if batch_size < 1:
-        raise ParameterError(f"batch_size is at least 1: got {batch_size}.")
+    how = AttackOptions(**options)
+    if how.method not in ATTACKS:
+        raise ParameterError(f"The method of an attack is one of {', '.join(list_attacks())}: got {how.method!r}.")
     if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
         raise ParameterError("An attack is on the model as it is deployed: call model.eval() first.")
     images, labels = gathered(data, model)
     radii = per_sample(eps, images)
     found, points = torch.full((len(images),), math.inf, dtype=torch.float64, device=images.device), images.clone()
-    options: dict[str, Any] = {"steps": steps, "restarts": restarts, "bounds": bounds, "seed": seed}
     with _frozen(model):
-        for index in torch.arange(len(images), device=images.device).split(batch_size):
+        for index in torch.arange(len(images), device=images.device).split(how.batch_size):
             x, y = images[index], labels[index]
             wrong = _adversarial(model, x, y)
             found[index[wrong]] = 0.0
             index, x, y = index[~wrong], x[~wrong], y[~wrong]
             if not len(index):
                 continue
-            for suggested in METHODS[method](model, x, y, radii[index], **options):
+            for suggested in ATTACKS[how.method](model, x, y, radii[index], how):
                 distance = distances(suggested, x)
                 better = _adversarial(model, suggested, y) & (distance < found[index])
                 found[index[better]] = distance[better]
                 points[index[better]] = suggested[better]
-    return AttackResult(method, radii, found, points)
+    return AttackResult(how.method, radii, found, points)
 
 
 def gathered(

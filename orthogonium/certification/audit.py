@@ -94,7 +94,7 @@ class AuditReport:
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as one self-contained HTML page, also written to `path` if given."""
-        text = render.html_page(self.title, self.summary, render.COLUMNS, self.cells(), self.warnings)
+        text = render.html_page(self.title, self.summary, self.cells(), self.warnings)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -130,7 +130,7 @@ class AuditReport:
         ]
 
     def __str__(self) -> str:
-        return render.text_table(self.title, self.summary, render.COLUMNS, self.cells(), self.warnings)
+        return render.text_table(self.title, self.summary, self.cells(), self.warnings)
 
     def show(self) -> None:
         """Print the report: by rich if it is installed and the output is a terminal, else as plain text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -37,7 +38,7 @@ def attack(
     Example: [bold]orthogonium attack runs/digits --method pgd --eps 0.25,0.5,1[/bold]
     """
     import orthogonium
-    from orthogonium.attacks import break_certificates, empirical_accuracy
+    from orthogonium.attacks import AttackOptions, break_certificates, empirical_accuracy
     from orthogonium.cli.networks import load_inputs, load_network
     from orthogonium.report.curves import refuted
     from orthogonium.report.evaluation import batches
@@ -47,17 +48,13 @@ def attack(
     inputs = load_inputs(network, data, root, limit)
     chosen = chosen or network.eps
     model, images, labels = network.model, inputs.images, inputs.labels
-    curve = empirical_accuracy(
-        model, images, labels, chosen, method=method, steps=steps, restarts=restarts,
-        bounds=(0.0, 1.0) if pixels else None, seed=seed, batch_size=batch_size,
-    )  # fmt: skip
+    bounds = (0.0, 1.0) if pixels else None
+    how = AttackOptions(method, steps, restarts, bounds, seed, batch_size)
+    curve = empirical_accuracy(model, images, labels, chosen, **asdict(how))
     certified = orthogonium.certify(model, batches(images, labels, batch_size), chosen)
     broken = refuted(certified, curve)
     if certificates:
-        inside = break_certificates(
-            model, images, labels, certified.radii, method=method, steps=steps, restarts=restarts,
-            bounds=(0.0, 1.0) if pixels else None, seed=seed, batch_size=batch_size,
-        )  # fmt: skip
+        inside = break_certificates(model, images, labels, certified.radii, **asdict(how))
         broken = broken | inside.broken.cpu()
     count = int(broken.sum())
     rows = list(zip(chosen, certified.certified_accuracy, curve.accuracy, strict=True))

@@ -32,7 +32,7 @@ class Augmentation(ABC):
         """Random numbers (count, k) for `count` samples."""
 
     def windows(self, drawn: Tensor) -> Tensor | None:
-        """The part (b, 4) of each image to read (see `orthogonium.data.windows`), or None for all of it."""
+        """The part (b, 4) of each image to read (see `orthogonium.data.crop_windows`), or None for all of it."""
         return None
 
     @abstractmethod

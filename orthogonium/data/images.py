@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orthogonium.data.windows import resample_windows
+from orthogonium.data.crop_windows import resample_windows
 from orthogonium.errors import DataError, ParameterError
 
 
@@ -30,7 +30,7 @@ class ImageSource(ABC):
     def fetch(self, indices: Tensor, windows: Tensor | None = None) -> Tensor:
         """The images (b, c, h, w) at `indices` (b,): uint8 in 0 … 255 or float32 in [0, 1].
 
-        Given `windows` (b, 4) (see `orthogonium.data.windows`), only that part of each, scaled to `image_shape`.
+        Given `windows` (b, 4) (see `orthogonium.data.crop_windows`), only that part of each, scaled to `image_shape`.
         """
 
     @abstractmethod

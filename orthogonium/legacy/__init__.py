@@ -8,8 +8,8 @@ from orthogonium.legacy.almost_orthogonal_conv import AOLConv2d, AOLLinear
 from orthogonium.legacy.block_ortho_conv import BCOP
 from orthogonium.legacy.cayley_ortho_conv import Cayley, CayleyLinear
 from orthogonium.legacy.convex_potential import ConvexPotentialLayerConv, ConvexPotentialLayerLinear
+from orthogonium.legacy.direct_parameterization import SandwichConv, SandwichFc
 from orthogonium.legacy.reshaped_kernel_conv import RKO
-from orthogonium.legacy.sandwich import SandwichConv, SandwichFc
 from orthogonium.legacy.sdp_lipschitz import SDPBasedLipschitzConvLayer, SDPBasedLipschitzLinearLayer
 from orthogonium.legacy.skew_ortho_conv import SOC
 

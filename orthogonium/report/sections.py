@@ -16,12 +16,12 @@ import torch
 import orthogonium
 from orthogonium.attacks import AttackCurve
 from orthogonium.certification import AuditReport, Certificates
-from orthogonium.certification.render import number
+from orthogonium.certification.render import html_table, number
 from orthogonium.report.curves import survival_curve
-from orthogonium.report.page import section, table
 from orthogonium.report.pictures import Sample, Samples, data_uri
 from orthogonium.report.spectra import LayerSpectrum
 from orthogonium.report.svg import Series, legend, line_chart, range_bar, sparkline
+from orthogonium.web_page import section, table
 
 History = Sequence[Mapping[str, Any]]
 
@@ -225,16 +225,11 @@ def _picture(sample: Sample) -> str:
 
 def audit_table(report: AuditReport) -> str:
     """Every operation with its share of the bound."""
-    columns = ["layer", "type", "σ min", "σ max", "kind", "stable rank", "factor", "bound", "guarantee"]
-    rows = [cells[: len(columns)] for cells in report.cells()]
-    marked = [i for i, row in enumerate(report.rows) if row.warnings]
-    notes = "".join(f"<li>{html.escape(text)}</li>" for text in report.warnings)
     return section(
         "audit",
         "Audit",
         f"{report.summary} Every operation of the forward pass, with the factor by which it multiplies the bound.",
-        table("Audit of every layer", columns, rows, numbers=(2, 3, 5, 6, 7), prose=(8,), marked=marked),
-        f"<h3>Warnings</h3><ul>{notes}</ul>" if notes else "",
+        *html_table(report.cells(), report.warnings),
     )
 
 

@@ -12,9 +12,9 @@ from orthogonium.attacks import AttackCurve
 from orthogonium.certification import AuditReport, Certificates
 from orthogonium.report import sections
 from orthogonium.report.curves import refuted, subset
-from orthogonium.report.page import page
 from orthogonium.report.pictures import Samples
 from orthogonium.report.spectra import LayerSpectrum
+from orthogonium.web_page import page
 
 
 def write_report(

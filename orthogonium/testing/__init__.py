@@ -1,7 +1,7 @@
 """Asserts for the tests of one's own layers and models: orthogonal, Lipschitz, certified."""
 
-from orthogonium.testing.attack import find_counterexample
-from orthogonium.testing.certificates import assert_certificate
+from orthogonium.testing.certificate_asserts import assert_certificate
+from orthogonium.testing.counterexamples import find_counterexample
 from orthogonium.testing.properties import assert_lipschitz, assert_orthogonal
 
 __all__ = ["assert_certificate", "assert_lipschitz", "assert_orthogonal", "find_counterexample"]

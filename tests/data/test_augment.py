@@ -82,7 +82,7 @@ def test_random_numbers_belong_to_a_sample(name):
 
 
 def test_windows_stay_inside_images():
-    from orthogonium.data.windows import window_box
+    from orthogonium.data.crop_windows import window_box
 
     augment = ResizedCrop(smallest=0.1)
     top, left, h, w = window_box(augment.windows(drawn_by(augment, 1000)), 30, 50).unbind(1)

@@ -3,7 +3,7 @@ import torch
 
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.legacy import SandwichConv, SandwichFc
-from orthogonium.legacy.sandwich import sandwich, sandwich_fft
+from orthogonium.legacy.direct_parameterization import sandwich, sandwich_fft
 from tests.legacy.oracle import jacobian_norm, steepest_secant
 
 

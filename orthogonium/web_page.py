@@ -1,4 +1,4 @@
-"""The frame of a report: one page that needs no network, light or dark, wide or narrow."""
+"""The frame of reports and audits: one page that needs no network, light or dark, wide or narrow."""
 
 from __future__ import annotations
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from orthogonium.attacks.distances import finite_radii
+from orthogonium.attacks.options import AttackOptions
 from orthogonium.attacks.search import attack, gathered
 from orthogonium.errors import ParameterError, ShapeError
 
@@ -40,13 +42,7 @@ def empirical_accuracy(
     images: Tensor,
     labels: Tensor,
     eps_list: Sequence[float] = (36 / 255, 72 / 255, 108 / 255),
-    *,
-    method: str = "pgd",
-    steps: int | None = None,
-    restarts: int | None = None,
-    bounds: tuple[float, float] | None = None,
-    seed: int = 0,
-    batch_size: int = 500,
+    **options: Any,
 ) -> AttackCurve:
     """Accuracy under attack at several radii; an input that is broken at one radius is broken at every larger one.
 
@@ -55,12 +51,7 @@ def empirical_accuracy(
         images: inputs (n, …).
         labels: class indices (n,).
         eps_list: the radii; 0 gives the accuracy.
-        method: one of `list_attacks()`.
-        steps: of the attack; its default if None.
-        restarts: of the attack; its default if None.
-        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
-        seed: of all that is random.
-        batch_size: inputs attacked at once.
+        options: fields of `AttackOptions`.
 
     >>> from orthogonium.attacks import empirical_accuracy
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0], [0.5, 0.0]])  # other classes at 0.71, 2.12, 0.35
@@ -76,12 +67,10 @@ def empirical_accuracy(
         standing = (nearest > eps).nonzero().flatten()
         if not len(standing):
             break
-        found = attack(
-            model, (images[standing], labels[standing]), eps, method=method, steps=steps, restarts=restarts,
-            bounds=bounds, seed=seed, batch_size=batch_size,
-        )  # fmt: skip
+        found = attack(model, (images[standing], labels[standing]), eps, **options)
         nearest[standing] = torch.minimum(nearest[standing], found.distances)
-    return AttackCurve(method, radii, tuple(float((nearest > e).double().mean()) for e in radii), nearest)
+    accuracy = tuple(float((nearest > e).double().mean()) for e in radii)
+    return AttackCurve(AttackOptions(**options).method, radii, accuracy, nearest)
 
 
 @dataclass(frozen=True)
@@ -114,13 +103,8 @@ def break_certificates(
     labels: Tensor,
     radii: Tensor,
     *,
-    method: str = "pgd",
     fraction: float = 0.999,
-    steps: int | None = None,
-    restarts: int | None = None,
-    bounds: tuple[float, float] | None = None,
-    seed: int = 0,
-    batch_size: int = 500,
+    **options: Any,
 ) -> AttackedCertificates:
     """Attack every input inside its own certified radius: of a valid certificate none is broken.
 
@@ -133,13 +117,8 @@ def break_certificates(
         images: inputs (n, …).
         labels: classes the certificates are about, (n,).
         radii: certified radii (n,), as in `certify(…).radii`; those ≤ 0 claim nothing.
-        method: one of `list_attacks()`.
         fraction: of the radius, so that the rounding of a perturbation does not matter.
-        steps: of the attack; its default if None.
-        restarts: of the attack; its default if None.
-        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
-        seed: of all that is random.
-        batch_size: inputs attacked at once.
+        options: fields of `AttackOptions`.
 
     >>> from orthogonium.attacks import break_certificates
     >>> x = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
@@ -156,9 +135,7 @@ def break_certificates(
     reach = finite_radii(images, fraction * radii)
     nearest, points = torch.full_like(radii, math.inf), images.clone()
     if attacked.any():
-        found = attack(
-            model, (images[attacked], labels[attacked]), reach[attacked], method=method, steps=steps,
-            restarts=restarts, bounds=bounds, seed=seed, batch_size=batch_size,
-        )  # fmt: skip
+        found = attack(model, (images[attacked], labels[attacked]), reach[attacked], **options)
         nearest[attacked], points[attacked] = found.distances, found.points
-    return AttackedCertificates(method, attacked, attacked & (nearest < fraction * radii), radii, nearest, points)
+    broken = attacked & (nearest < fraction * radii)
+    return AttackedCertificates(AttackOptions(**options).method, attacked, broken, radii, nearest, points)

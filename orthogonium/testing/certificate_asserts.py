@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orthogonium.attacks.distances import finite_radii
 from orthogonium.errors import ShapeError
-from orthogonium.testing.attack import find_counterexample
+from orthogonium.testing.counterexamples import find_counterexample
 
 _BATCH_SIZES = (7, 1)
 _CALLS = 64  # of the model, for each of them

@@ -1,0 +1,32 @@
+"""How to attack, whatever the attack is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orthogonium.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """The keywords of `attack`, `empirical_accuracy` and `break_certificates`.
+
+    Attributes:
+        method: one of `list_attacks()`.
+        steps: of the attack; its default if None. Attacks that have none refuse a number.
+        restarts: how often it is started, each time from other random points; its default if None.
+        bounds: smallest and largest value of a pixel; by default points may leave the range of images.
+        seed: of all that is random. torch's own generator is left as it was.
+        batch_size: inputs attacked at once.
+    """
+
+    method: str = "pgd"
+    steps: int | None = None
+    restarts: int | None = None
+    bounds: tuple[float, float] | None = None
+    seed: int = 0
+    batch_size: int = 500
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ParameterError(f"batch_size is at least 1: got {self.batch_size}.")
