@@ -174,10 +174,11 @@ def VRA(
     L: float = 1.0,
     eps: float = 36 / 255,
     return_certs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Verified robust accuracy: the fraction of inputs that are right and provably stay so within `eps`.
+) -> Tensor:  # (n,)
+    """Verified robust accuracy, sample by sample: 1 where the class is right and provably stays so within `eps`, else 0.
 
-    An input counts if its certified radius is strictly larger than `eps`; one whose logits are NaN or +∞ does not.
+    An input counts if its certified radius is strictly larger than `eps`; one whose logits are NaN or +∞ does not. Over
+    a dataset take the mean of all samples, not of the means of batches: `orthogonium.metrics.CertifiedAccuracy` does.
 
     Args:
         output: logits.
@@ -185,20 +186,16 @@ def VRA(
         last_layer_type: "global", "classwise", or the weight (classes, features) of a linear head.
         L: Lipschitz constant of the network, for a weight: of everything before the head.
         eps: l2 radius, in the units `L` refers to.
-        return_certs: whether to return the radii (n,) too.
-
-    Returns:
-        The fraction, a scalar; with `return_certs` the pair (fraction, radii).
+        return_certs: whether to return the radii themselves instead.
 
     >>> from orthogonium.certification.radii import VRA
     >>> VRA(torch.tensor([[3.0, 1.0], [1.0, 1.2], [0.0, 4.0]]), torch.tensor([0, 1, 0]), eps=0.5)
-    tensor(0.3333)
+    tensor([1., 0., 0.])
     """
     if not eps >= 0:
         raise ParameterError(f"VRA needs a radius eps ≥ 0: got {eps}.")
     radii = certified_radii(output, class_indices, last_layer_type, L)
-    fraction = (radii > eps).to(radii.dtype).mean()
-    return (fraction, radii) if return_certs else fraction
+    return radii if return_certs else (radii > eps).to(radii.dtype)
 
 
 def input_scaling(std: float | Sequence[float]) -> float:

@@ -23,12 +23,12 @@ def require_positive(**sizes: int) -> None:
             )
 
 
-def require_same_padding(name: str, kernel_size: int, padding: int | None) -> None:
+def require_same_padding(name: str, kernel_size: int, padding: int | str | None) -> None:
     """Refuse paddings that change the image size, for methods whose map must send an image to one of its size."""
-    if padding is not None and 2 * padding != kernel_size - 1:
+    if padding not in (None, "same") and (isinstance(padding, str) or 2 * padding != kernel_size - 1):
         raise GeometryError(
             f"{name}: its guarantee needs outputs of the size of the inputs, i.e. 2·padding = kernel_size − 1; got "
-            f"padding {padding} and kernel_size {kernel_size}. Leave padding=None."
+            f"padding {padding!r} and kernel_size {kernel_size}. Leave padding=None."
         )
 
 

@@ -18,16 +18,19 @@ from orthogonium.legacy._common import (
     add_bias,
     downsample,
     require_positive,
-    require_same_padding,
 )
 
 
 def bjorck(
-    x: Tensor,  # (…, m, n), singular values < √3
+    x: Tensor,  # (…, m, n), singular values < √3 (order 1) or ≤ 1
     iters: int = 20,
     beta: float = 0.5,
+    order: int = 1,
 ) -> Tensor:
     """Orthonormal factor of matrices by Björck & Bowie's iteration X ← (1+β)X − βXXᵀX.
+
+    A higher order takes more terms of `(1 − Q)^(-1/2) = 1 + Q/2 + 3Q²/8 + …` with Q = 1 − XᵀX, where β is ½: singular values
+    up to 1 stay there, and get closer to it with each term.
 
     With β = ½ and singular values up to 2 none of the result exceeds 1; each σ tends to 1, slowly when it
     starts small: 20 iterations bring σ = 1e-3 to 0.9999, but σ = 1e-4 only to 0.32.
@@ -38,7 +41,14 @@ def bjorck(
     """
     wide = x.shape[-2] < x.shape[-1]
     for _ in range(iters):
-        x = (1 + beta) * x - beta * ((x @ x.mT) @ x if wide else x @ (x.mT @ x))
+        if order == 1:
+            x = (1 + beta) * x - beta * ((x @ x.mT) @ x if wide else x @ (x.mT @ x))
+            continue
+        term = total = x
+        for i in range(1, order + 1):
+            term = (term - ((x @ x.mT) @ term if wide else term @ (x.mT @ x))) * ((2 * i - 1) / (2 * i))
+            total = total + term
+        x = total
     return x
 
 
@@ -46,17 +56,22 @@ class ScaledBjorck(nn.Module):
     """Björck's iteration on matrices first divided by their norm, which a running power iteration estimates.
 
     The estimate is from below and Björck diverges for singular values above √3, so it is kept above √‖XXᵀ‖_F / 1.7:
-    the root is an upper bound of the norm, hence nothing exceeds 1.7 however far the weights have moved.
+    the root is an upper bound of the norm, hence nothing exceeds 1.7 however far the weights have moved. Orders above 1 diverge
+    above 1 already: there the root itself is the scale.
     """
 
-    def __init__(self, matrices: Tensor, iters: int, beta: float, power_iteration_scaling: bool) -> None:
+    def __init__(
+        self, matrices: Tensor, iters: int, beta: float, power_iteration_scaling: bool, order: int = 1
+    ) -> None:
         super().__init__()
-        require_positive(bjorck_iters=iters)
+        require_positive(bjorck_iters=iters, bjorck_order=order)
+        if order > 1 and beta != 0.5:
+            raise ParameterError(f"bjorck_order {order} is a series with bjorck_beta = 1/2, got {beta}. Use 0.5.")
         if not 0 < beta <= 0.5:
             raise ParameterError(
                 f"bjorck_beta must lie in (0, 1/2], got {beta}: larger steps do not converge. Use 0.5."
             )
-        self.iters, self.beta = iters, beta
+        self.iters, self.beta, self.order = iters, beta, order
         self.norm = MatrixPowerIteration(matrices) if power_iteration_scaling else None
 
     def forward(self, matrices: Tensor) -> Tensor:  # (batch, m, n) → same
@@ -64,9 +79,9 @@ class ScaledBjorck(nn.Module):
         if self.norm is not None:
             narrow = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
             upper = torch.linalg.matrix_norm(narrow @ narrow.mT).sqrt()
-            scale = torch.maximum(self.norm.of(matrices), upper / 1.7)
+            scale = torch.maximum(self.norm.of(matrices), upper / 1.7) if self.order == 1 else upper
             matrices = matrices / scale.clamp_min(torch.finfo(scale.dtype).tiny).view(-1, 1, 1)
-        return bjorck(matrices, self.iters, self.beta)
+        return bjorck(matrices, self.iters, self.beta, self.order)
 
 
 def block_conv(
@@ -119,12 +134,13 @@ class BCOP(nn.Module):
     Paper: Li et al., "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.
     Built on c = max(in, out) channels and cut, which keeps columns (in ≤ out) or rows (in ≥ out) orthonormal.
 
-    Guarantee: every singular value is 1, circular padding (`padding=None`, same size), to 1e-5 in float32 and 1e-12 in
-    float64 while Björck converges. With `padding_mode="zeros"` (any `padding`) 1-Lipschitz.
+    Guarantee: every singular value is 1, circular padding, to 1e-5 in float32 and 1e-12 in float64 while Björck converges.
+    With `padding_mode="zeros"` 1-Lipschitz.
 
     Kept from the original: a fixed number of Björck iterations, unrolled by autograd. If training makes a raw matrix
     ill-conditioned they stop short; projectors then have eigenvalues in [0, 1] and the layer is
-    1-Lipschitz but no longer orthogonal. All matrices are orthonormalised at full size c × c, also those of which half
+    1-Lipschitz but no longer orthogonal. `padding` is there for the sake of scripts that give it: images keep their size
+    whatever it says. All matrices are orthonormalised at full size c × c, also those of which half
     the columns are used. The kernel is rebuilt at every call. Stride is a pixel-unshuffle before a convolution of
     the same kernel size on in·stride² channels.
 
@@ -139,24 +155,21 @@ class BCOP(nn.Module):
         out_channels: int,
         kernel_size: int = 3,
         stride: int = 1,
-        padding: int | None = None,
+        padding: int | str | None = None,
+        padding_mode: str = "circular",
         bias: bool = True,
         bjorck_beta: float = 0.5,
         bjorck_iters: int = 20,
+        bjorck_order: int = 1,
         power_iteration_scaling: bool = True,
-        padding_mode: str = "circular",
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
         if padding_mode not in ("circular", "zeros"):
             raise ParameterError(f"BCOP: padding_mode must be 'circular' or 'zeros', got {padding_mode!r}.")
-        if padding_mode == "circular":
-            require_same_padding("BCOP, circular", kernel_size, padding)
-        elif padding is not None and padding < 0:
-            raise ParameterError(f"BCOP: padding must not be negative, got {padding}. Crop the image instead.")
         self.in_channels, self.out_channels = in_channels * stride**2, out_channels
         self.kernel_size, self.stride, self.padding_mode = kernel_size, stride, padding_mode
-        before, after = ((kernel_size - 1) // 2, kernel_size // 2) if padding is None else (padding, padding)
+        before, after = (kernel_size - 1) // 2, kernel_size // 2
         self._pad = (before, after, before, after)
         c = max(self.in_channels, out_channels)
         if c == 1 and kernel_size > 1:
@@ -169,7 +182,9 @@ class BCOP(nn.Module):
         count = 1 + 2 * (kernel_size - 1)  # an orthogonal matrix, then two bases per 2 × 2 factor
         self.conv_matrices = nn.Parameter(torch.stack([nn.init.orthogonal_(torch.empty(c, c)) for _ in range(count)]))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        self.orthonormalize = ScaledBjorck(self.conv_matrices, bjorck_iters, bjorck_beta, power_iteration_scaling)
+        self.orthonormalize = ScaledBjorck(
+            self.conv_matrices, bjorck_iters, bjorck_beta, power_iteration_scaling, bjorck_order
+        )
 
     def kernel(self) -> Tensor:  # (out, in·stride², k, k)
         """The orthogonal kernel of the current parameters."""

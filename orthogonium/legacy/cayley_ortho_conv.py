@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orthogonium.errors import ShapeError
-from orthogonium.legacy._common import add_bias, downsample, require_positive, require_same_padding
+from orthogonium.errors import GeometryError, ShapeError
+from orthogonium.legacy._common import add_bias, downsample, require_positive
 
 
 def cayley(w: Tensor) -> Tensor:  # (…, m, c), real or complex → same
@@ -95,7 +95,8 @@ class Cayley(nn.Module):
 
     Kept from the original: the cost grows with the image (a linear solve per frequency, at every call); the
     spatial kernel is as large as the image, and another one for every image size; eigenvalue −1 is out of reach.
-    Stride is a pixel-unshuffle; the convolution after it has kernel_size // stride taps (at least 1).
+    `padding` is there for the sake of scripts that give it: images keep their size whatever it says. Stride is a
+    pixel-unshuffle; the convolution after it has kernel_size // stride taps (at least 1).
     Done right here: a linear solve instead of an explicit inverse, which in float32 loses all digits at large scales.
 
     >>> layer = Cayley(4, 4, 3)
@@ -110,12 +111,19 @@ class Cayley(nn.Module):
         out_channels: int,
         kernel_size: int,
         stride: int = 1,
-        padding: int | None = None,
+        padding: int | str | None = None,
+        dilation: int = 1,
+        groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "circular",
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
-        require_same_padding("Cayley", kernel_size, padding)
+        if (dilation, groups, padding_mode) != (1, 1, "circular"):
+            raise GeometryError(
+                "Cayley knows no dilation, no groups and circular padding only: got "
+                f"dilation {dilation}, groups {groups}, padding_mode {padding_mode!r}. Use orthogonium.layers instead."
+            )
         self.in_channels, self.out_channels, self.stride = in_channels * stride**2, out_channels, stride
         self.kernel_size = max(kernel_size // stride, 1)
         self.kernel = NormalizedWeight(out_channels, self.in_channels, self.kernel_size, self.kernel_size)

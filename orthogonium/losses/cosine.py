@@ -61,9 +61,9 @@ class CosineLoss(nn.Module):
         check_reduction(reduction)
         self.reduction = reduction
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss; labels are indices (n,) or probabilities (n, classes)."""
-        return cosine_loss(logits, labels, self.reduction)
+    def forward(self, yp: Tensor, yt: Tensor) -> Tensor:
+        """The loss of logits `yp`; labels `yt` are indices (n,) or probabilities (n, classes)."""
+        return cosine_loss(yp, yt, self.reduction)
 
 
 class Cosine_VRA_Loss(nn.Module):  # the published name
@@ -105,10 +105,18 @@ class Cosine_VRA_Loss(nn.Module):  # the published name
         self.last_layer_type = last_layer_type
         self.reduction = reduction
 
-    def forward(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None = None) -> Tensor:
-        """The loss; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
+    def forward(
+        self, yp: Tensor, yt: Tensor, gamma: float | None = None, head_weight: Tensor | None = None
+    ) -> Tensor:
+        """The loss of logits `yp` and labels `yt`, with another `gamma` for this call if given (a schedule of it).
+
+        A `head_weight` (classes, features) takes the place of `last_layer_type`.
+        """
+        if gamma is None:
+            gamma = self.gamma
+        check_unit_interval("gamma", gamma)
         head = self.last_layer_type if head_weight is None else head_weight
-        logits, labels = check(logits, labels)
+        logits, labels = check(yp, yt)
         violation = expectation(lambda z, y: soft_violation(z, y, self.eps, head, self.L), logits, labels)
-        values = (1 - self.gamma) * cosine_loss(logits, labels, "none") + self.gamma * violation
+        values = (1 - gamma) * cosine_loss(logits, labels, "none") + gamma * violation
         return reduce(values, self.reduction)

@@ -71,11 +71,18 @@ class LossXent(nn.Module):
         self.label_smoothing = label_smoothing
         self.reduction = reduction
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+    @property
+    def criterion(self) -> nn.CrossEntropyLoss:
+        """What is left without offset and temperature: torch's cross-entropy, with the same smoothing and reduction."""
+        return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing, reduction=self.reduction)
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
-        if logits.dim() != 2 or logits.shape[1] != self.n_classes:
-            raise ShapeError(f"LossXent was built for logits (n, {self.n_classes}): got {tuple(logits.shape)}.")
-        return offset_cross_entropy(logits, labels, self.offset, self.temperature, self.label_smoothing, self.reduction)
+        if outputs.dim() != 2 or outputs.shape[1] != self.n_classes:
+            raise ShapeError(f"LossXent was built for logits (n, {self.n_classes}): got {tuple(outputs.shape)}.")
+        return offset_cross_entropy(
+            outputs, labels, self.offset, self.temperature, self.label_smoothing, self.reduction
+        )
 
 
 class TauCrossEntropyLoss(nn.Module):

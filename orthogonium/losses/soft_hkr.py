@@ -74,9 +74,9 @@ class SoftHKRMulticlassLoss(nn.Module):
         # An empty batch, or one with infinities, leaves the mean as it is.
         self.mean.copy_(torch.where(moved.isfinite(), moved.clamp(*self._MEAN_RANGE), self.mean))
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss; labels are indices (n,) or probabilities (n, classes)."""
-        logits, labels = check(logits, labels)
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss of logits; targets are indices (n,) or probabilities (n, classes)."""
+        logits, labels = check(input, target)
         if self.training and torch.is_grad_enabled():
             self._update(logits)
         mean = self.mean.clone().clamp(min=self.min_margin)  # a copy: the next step changes the buffer in place

@@ -65,7 +65,7 @@ def aocnet_v1(
         base_width: channels of the first convolution; stages have 2, 4 and 8 times as many, and `embedding_dim`.
     """
     channels, height, width = check_image("aocnet_v1", img_shape, n_classes)
-    parts, stem = (published_parts(conv, act, norm, norm_last) for norm_last in (False, True))
+    parts, stem = (published_parts(conv, act, norm, norm_last, norm_counts=True) for norm_last in (False, True))
     widths = (2 * base_width, 4 * base_width, 8 * base_width, embedding_dim)
     layers = [*stem.unit(channels, base_width, 7, stride=2), *stem.unit(base_width, widths[0], 3, stride=2)]
     channels, height, width = widths[0], halved(height, 2), halved(width, 2)

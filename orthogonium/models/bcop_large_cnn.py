@@ -36,7 +36,7 @@ def bcop_large_cnn(
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         lin: a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
     """
     channels, height, width = check_image("bcop_large_cnn", img_shape, n_classes)
     parts = published_parts(conv, act, norm, norm_last=True)

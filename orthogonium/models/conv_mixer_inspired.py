@@ -70,7 +70,7 @@ def conv_mixer_inspired(
         act: a class that is called without arguments.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: the head, a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         depthwise: takes the place of `conv` where a group has one channel and our orthogonal convolution could only
             shift it.
     """

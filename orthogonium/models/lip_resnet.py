@@ -138,7 +138,7 @@ def lip_resnet(
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         lin: the head, a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         base_width: channels of the first stage; each further stage has twice as many.
         depths: blocks of each stage.
     """

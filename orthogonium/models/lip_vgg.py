@@ -52,7 +52,7 @@ def lip_vgg(
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         lin: a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         base_width: channels of the first convolution; the last have 8 times as many.
         hidden: outputs of the two dense layers before the head.
     """

@@ -64,7 +64,7 @@ def patch_based_cnn(
         act: a class that is called without arguments.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: the head, a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
     """
     (channels, height, width), patch = patches("patch_based_cnn", img_shape, n_classes, patch_size)
     first, parts = (published_parts(conv, act, norm, norm_last) for norm_last in (True, False))
@@ -107,7 +107,7 @@ def patch_based_expanded_cnn(
         act: a class that is called without arguments.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: the head, a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
     """
     (channels, height, width), patch = patches("patch_based_expanded_cnn", img_shape, n_classes, patch_size)
     parts = published_parts(conv, act, norm)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from torch import nn
 
 from orthogonium.class_param import ClassParam
@@ -39,13 +41,34 @@ class CenteredLast(Parts):
         return [*layer, *act, *norm]
 
 
-def published_parts(conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = False) -> Parts:
+def published_parts(
+    conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = False, *, norm_counts: bool = False
+) -> Parts:
     """Layers as their caller made them: border and bias are those of `conv`.
 
+    `norm` is called with the number of channels; without any argument where that is all it needs, unless `norm_counts`.
     Centering by layer must not be followed by linear layers and an average over the image alone: that is constant.
     """
+    if norm is not None and not norm_counts and _is_complete(norm):
+        norm = _without_arguments(norm)
     kind = CenteredLast if norm_last else Parts
     return kind(conv=conv, act=act, norm=norm, padding_mode=None, bias=None)
+
+
+def _is_complete(factory: Factory) -> bool:
+    """Whether it can be called without arguments."""
+    function, args, kwargs = factory, (), {}
+    if isinstance(factory, ClassParam):
+        function, args, kwargs = factory.fct or nn.Identity, factory.args, factory.kwargs
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _without_arguments(factory: Factory) -> Factory:
+    return lambda channels: factory()
 
 
 def pool_and_flatten(

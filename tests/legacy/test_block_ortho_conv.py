@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
+from orthogonium.errors import GuaranteeWarning, ParameterError, ShapeError
 from orthogonium.legacy import BCOP
 from orthogonium.legacy.block_ortho_conv import (
     ScaledBjorck,
@@ -62,6 +62,17 @@ def test_bjorck_gives_the_polar_factor(shape):
     assert torch.allclose(bjorck(x, iters=40), u @ vh, atol=1e-9)
 
 
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 6), (6, 3)])
+def test_higher_orders_are_closer_and_never_above_one(order, shape):
+    x = torch.randn(*shape).double()
+    x = x / torch.linalg.matrix_norm(x, ord=2)
+    lower, higher = (torch.linalg.svdvals(bjorck(x, iters=2, order=n)) for n in (order, order + 1))
+    assert (lower <= higher + 1e-12).all() and higher.max() <= 1 + 1e-12
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    assert torch.allclose(bjorck(x, iters=40, order=order), u @ vh, atol=1e-9)
+
+
 def test_stopping_short_contracts():
     layer = BCOP(4, 4, bjorck_iters=1).double().eval()
     with torch.no_grad():
@@ -91,16 +102,14 @@ def test_one_channel_is_a_shift_and_says_so():
 
 
 def test_refusals():
-    with pytest.raises(GeometryError, match="padding"):
-        BCOP(3, 3, 3, padding=2)
     with pytest.raises(ParameterError, match="kernel_size"):
         BCOP(3, 3, (3, 3))
     with pytest.raises(ParameterError, match="padding_mode"):
         BCOP(3, 3, padding_mode="reflect")
-    with pytest.raises(ParameterError, match="negative"):
-        BCOP(3, 3, padding=-1, padding_mode="zeros")
     with pytest.raises(ParameterError, match="bjorck_beta"):
         BCOP(3, 3, bjorck_beta=0.7)
+    with pytest.raises(ParameterError, match="bjorck_order 2 .* bjorck_beta"):
+        BCOP(3, 3, bjorck_beta=0.4, bjorck_order=2)
     with pytest.raises(ShapeError, match="stride 2"):
         BCOP(3, 3, stride=2)(torch.randn(1, 3, 5, 6))
     with pytest.raises(ShapeError, match="wraps"):

@@ -81,8 +81,9 @@ def test_scale_is_a_parameter():
 
 
 def test_refusals():
-    with pytest.raises(GeometryError, match="padding"):
-        Cayley(3, 3, 3, padding=0)
+    for refused in ({"groups": 3}, {"dilation": 2}, {"padding_mode": "zeros"}):
+        with pytest.raises(GeometryError, match="circular padding only"):
+            Cayley(3, 3, 3, **refused)
     with pytest.raises(ParameterError, match="in_channels"):
         Cayley(0, 3, 3)
     with pytest.raises(ShapeError, match="larger than the image"):

@@ -50,6 +50,8 @@ def test_fantastic_four_is_an_upper_bound_only_with_its_root():
         kernel = torch.randn(4, 3, 3, 3).double()
         norms = [singular_values(conv(kernel, mode), (3, 8, 8), torch.float64).max() for mode in MODES]
         bound = fantastic_four(kernel)
+        assert fantastic_four(kernel, num_iters=5) <= bound * (1 + 1e-6)
+        assert fantastic_four(conv_filter=kernel, num_iters=500) == pytest.approx(bound.item(), rel=1e-3)
         assert max(norms) <= bound * (1 + 1e-12)
         without_root += bool(max(norms) > bound / 3)
     assert without_root == 20

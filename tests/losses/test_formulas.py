@@ -84,7 +84,7 @@ def test_head_weight_takes_the_place_of_the_type():
     orthonormal = torch.eye(CLASSES, dtype=torch.float64)  # rows √2 apart: the global type
     for loss in (losses.Cosine_VRA_Loss, losses.EMMALoss, losses.CertificateRegularizedLoss):
         by_type = loss(last_layer_type="global")(logits, labels)
-        assert torch.allclose(loss()(logits, labels, orthonormal), by_type)
+        assert torch.allclose(loss()(logits, labels, head_weight=orthonormal), by_type)
         assert not torch.allclose(loss()(logits, labels), by_type)
         with pytest.raises(ParameterError, match="unknown"):
             loss(last_layer_type="unknown")
