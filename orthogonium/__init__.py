@@ -6,9 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from orthogonium.class_param import ClassParam
+from orthogonium.published import paths as _published_paths
 
 if TYPE_CHECKING:
     from orthogonium.certification import audit, certify, lipschitz_bound
+
+_published_paths.install()
 
 __version__ = "0.1.0"
 __all__ = ["ClassParam", "__version__", "audit", "certify", "lipschitz_bound"]

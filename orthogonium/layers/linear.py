@@ -14,6 +14,8 @@ from orthogonium.methods.constraint import Constraint, constrain
 from orthogonium.methods.rko import OrthogonalMatrix
 from orthogonium.methods.spectral import UnitBall, UnitRows
 
+__path__: list[str] = []  # Note [Published paths] of `published/paths.py`
+
 
 class _ConstrainedLinear(Constrained, nn.Linear):
     def __init__(

@@ -56,8 +56,8 @@ class ScaledBjorck(nn.Module):
     """Björck's iteration on matrices first divided by their norm, which a running power iteration estimates.
 
     The estimate is from below and Björck diverges for singular values above √3, so it is kept above √‖XXᵀ‖_F / 1.7:
-    the root is an upper bound of the norm, hence nothing exceeds 1.7 however far the weights have moved. Orders above 1 diverge
-    above 1 already: there the root itself is the scale.
+    the root is an upper bound of the norm, hence nothing exceeds 1.7 however far the weights have moved. Orders above 1
+    diverge above 1 already: there the root itself is the scale.
     """
 
     def __init__(

@@ -52,7 +52,9 @@ def fantastic_four(conv_filter: Tensor, num_iters: int | None = None) -> Tensor:
         norms = torch.stack([torch.linalg.matrix_norm(matrix, ord=2) for matrix in matrices])
     else:
         require_positive(num_iters=num_iters)
-        norms = torch.cat([MatrixPowerIteration(matrix[None], num_iters).eval().of(matrix[None]) for matrix in matrices])
+        norms = torch.cat(
+            [MatrixPowerIteration(matrix[None], num_iters).eval().of(matrix[None]) for matrix in matrices]
+        )
     return math.sqrt(conv_filter.shape[2] * conv_filter.shape[3]) * norms.min()
 
 

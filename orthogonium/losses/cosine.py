@@ -105,9 +105,7 @@ class Cosine_VRA_Loss(nn.Module):  # the published name
         self.last_layer_type = last_layer_type
         self.reduction = reduction
 
-    def forward(
-        self, yp: Tensor, yt: Tensor, gamma: float | None = None, head_weight: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, yp: Tensor, yt: Tensor, gamma: float | None = None, head_weight: Tensor | None = None) -> Tensor:
         """The loss of logits `yp` and labels `yt`, with another `gamma` for this call if given (a schedule of it).
 
         A `head_weight` (classes, features) takes the place of `last_layer_type`.

@@ -103,7 +103,7 @@ def same_padding(kernel_size: int, stride: int) -> int | str:
 def layer_of(factory: Factory) -> Factory:
     """The class inside `ClassParam` and `functools.partial`."""
     while isinstance(factory, ClassParam | functools.partial):
-        factory = factory.fct if isinstance(factory, ClassParam) else factory.func
+        factory = factory.fct or nn.Identity if isinstance(factory, ClassParam) else factory.func
     return factory
 
 

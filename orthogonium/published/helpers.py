@@ -49,7 +49,7 @@ def block_orth(
 def compute_delattre2023(X: Tensor, n: int | None = None, n_iter: int = 3) -> Tensor:
     """Certified bound of the norm of a circular convolution of stride 1 by Gram iteration at each frequency.
 
-    On images of n × n pixels, or of any size: `orthogonium.spectral.circular_gram_bound`.
+    On images of n × n pixels, or of any size: `spectral.circular_gram_bound`.
 
     >>> compute_delattre2023(torch.eye(4)[..., None, None], n=8).item() < 1.2
     True
@@ -59,7 +59,7 @@ def compute_delattre2023(X: Tensor, n: int | None = None, n_iter: int = 3) -> Te
 
 
 def compute_delattre2024(X: Tensor, n_iter: int = 4) -> Tensor:
-    """Certified bound of the norm of a convolution of stride 1 by Gram iteration on the kernel: `orthogonium.spectral.gram_bound`.
+    """Certified bound of the norm of a convolution of stride 1 by Gram iteration on the kernel: `spectral.gram_bound`.
 
     It holds for every size of images and for zero padding, too. Taps grow to `2^n_iter (k − 1) + 1` along each axis.
     """

@@ -3,7 +3,7 @@
 Note [Published paths]
 The paths that the paper and the documentation name (`orthogonium.layers.conv.AOC`, `orthogonium.reparametrizers`, …) are
 files, which type checkers see. Below them 0.0.4 had one more level, where things were defined. A path of the table is
-found by `Finder`, which `orthogonium` puts at the end of `sys.meta_path`: it makes a module of the names that the table lists.
+found by `Finder`, which `orthogonium` puts at the end of `sys.meta_path`: it makes a module of the names of the table.
 For Python to ask for something below a file, the file needs a `__path__`, which is empty.
 """
 
@@ -48,7 +48,8 @@ PATHS: dict[str, dict[str, str]] = {
     },
     f"{_AOL}.aol": dict.fromkeys(("AOLConv2D", "AOLConvTranspose2D"), _AOL),
     f"{_SLL}.sll_layer": dict.fromkeys(
-        ("SDPBasedLipschitzResBlock", "SDPBasedLipschitzDense", "SLLxAOCLipschitzResBlock", "AOCLipschitzResBlock"), _SLL
+        ("SDPBasedLipschitzResBlock", "SDPBasedLipschitzDense", "SLLxAOCLipschitzResBlock", "AOCLipschitzResBlock"),
+        _SLL,
     ),
     f"{_SOC}.ortho_conv": {
         **dict.fromkeys(("AdaptiveSOCConv2d", "AdaptiveSOCConvTranspose2d"), _SOC),

@@ -70,7 +70,9 @@ def test_gradients_reach_the_weight_of_the_head(name):
     weight = torch.randn(CLASSES, 3, dtype=torch.float64, requires_grad=True)
     loss = MULTICLASS[name](reduction="none")
     scale = 20 if name == "EMMA" else 1
-    assert torch.autograd.gradcheck(lambda z, w: loss(z, labels, head_weight=w), ((scale * logits).requires_grad_(), weight))
+    assert torch.autograd.gradcheck(
+        lambda z, w: loss(z, labels, head_weight=w), ((scale * logits).requires_grad_(), weight)
+    )
 
 
 @pytest.mark.parametrize("name", MULTICLASS)

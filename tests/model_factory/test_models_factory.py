@@ -7,7 +7,14 @@ import torch
 
 from orthogonium.layers import AdaptiveOrthoConv2d, BatchCentering2D, MaxMin, OrthoLinear, UnitNormLinear
 from orthogonium.model_factory import ClassParam, models_factory
-from orthogonium.model_factory.models_factory import MODELS, BCOPLargeCNN, LargeStagedCNN, LipResNet, StagedCNN
+from orthogonium.model_factory.models_factory import (
+    MODELS,
+    AOCNetV1,
+    BCOPLargeCNN,
+    LargeStagedCNN,
+    LipResNet,
+    StagedCNN,
+)
 
 DEFAULTS = {
     "AOCNetV1": dict(
@@ -74,6 +81,25 @@ def test_a_plain_torch_network():
         base_width=4,
     )
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [lambda: torch.nn.Identity(), torch.nn.Identity, ClassParam(torch.nn.Identity), ClassParam(), BatchCentering2D],
+)
+def test_norms_that_are_called_without_arguments(norm):
+    model = LipResNet(img_shape=(3, 16, 16), n_classes=3, norm=norm, base_width=4, depths=(1, 1))
+    kind = BatchCentering2D if norm is BatchCentering2D else torch.nn.Identity
+    assert sum(type(m) is kind for m in model.modules()) == 6
+    assert model.eval()(torch.rand(1, 3, 16, 16)).shape == (1, 3)
+
+
+def test_norms_that_are_called_with_the_channels():
+    def norm(channels=1):
+        return torch.nn.BatchNorm2d(channels)
+
+    made = AOCNetV1(img_shape=(3, 32, 32), n_classes=3, norm=norm, base_width=4, embedding_dim=16, groups=2)
+    assert {m.num_features for m in made.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {4, 8, 16, 32}
 
 
 def test_kernel_size_and_border_chosen_by_the_caller():

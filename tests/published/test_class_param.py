@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from orthogonium import ClassParam
-from orthogonium.model_factory.classparam import flatten_config
+from orthogonium.class_param import ClassParam, flatten_config
 
 
 def listed(*args, **kwargs):

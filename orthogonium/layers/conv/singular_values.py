@@ -12,6 +12,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.spectral import Convolution, circular_gram_bound, geometry_of, gram_bound, norm_bound
 from orthogonium.spectral.windows import check_size, frobenius, sides
 
+__path__: list[str] = []  # Note [Published paths] of `published/paths.py`
 _FLOPS = 2.5e10
 
 
@@ -23,7 +24,7 @@ def get_conv_sv(
     device: torch.device | str | None = None,
     detach: bool = True,
     imsize: int | Sequence[int] | None = None,
-) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | tuple[list[Tensor], list[Tensor]]:
+) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]]:
     """Certified upper bound of the largest singular value of a convolution, by Gram iteration, and its stable rank.
 
     The bound is the smaller of Gram iteration on the kernel, which is exact for orthogonal layers, and at each
@@ -33,14 +34,14 @@ def get_conv_sv(
     Args:
         layer: a convolution, transposed or not, whose geometry is known (`orthogonium.spectral.geometry_of`).
         n_iter: Gram steps; 3 to 6 are usual. For layers so large that they take minutes, `norm_bound` stands in.
-        agg_groups: the maximum of the bounds and the mean of the stable ranks of all groups; False for lists.
+        agg_groups: the maximum of the bounds and the mean of the stable ranks of all groups; False for a list of them.
         return_stab_rank: False for the bound alone.
         device: where to compute; that of the layer by default.
         detach: cut the graph. The bound is differentiable.
         imsize: spatial size of the input; None for a bound that holds at every size.
 
     Returns:
-        The bound, or (bound, stable rank), in float64; lists with an entry per group if not `agg_groups`.
+        The bound, or (bound, stable rank), in float64; a list with one of these for each group if not `agg_groups`.
 
     >>> from orthogonium.layers.conv.singular_values import get_conv_sv
     >>> conv = torch.nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
@@ -64,7 +65,7 @@ def get_conv_sv(
     stable_rank = _full_rank_share(conv, size) / torch.where(sigma > 0, sigma, torch.ones_like(sigma)).square()
     if agg_groups:
         return sigma.amax(), stable_rank.mean()
-    return list(sigma.unbind()), list(stable_rank.unbind())
+    return list(zip(sigma.unbind(), stable_rank.unbind(), strict=True))
 
 
 def _bound(conv: Convolution, size: Sequence[int] | None, n_iter: int) -> Tensor:
