@@ -99,7 +99,7 @@ def test_norms_that_are_called_with_the_channels():
         return torch.nn.BatchNorm2d(channels)
 
     made = AOCNetV1(img_shape=(3, 32, 32), n_classes=3, norm=norm, base_width=4, embedding_dim=16, groups=2)
-    assert {m.num_features for m in made.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {4, 8, 16, 32}
+    assert {m.num_features for m in made.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {4, 8, 16, 32, 64}
 
 
 def test_kernel_size_and_border_chosen_by_the_caller():
