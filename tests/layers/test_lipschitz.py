@@ -8,9 +8,9 @@ from torch import nn
 
 from orthogonium import ClassParam
 from orthogonium.errors import ParameterError
-from orthogonium.layers import lipschitz
+from orthogonium.layers import OrthoLinear, lipschitz
 from orthogonium.layers.lipschitz import LipschitzConv1d, LipschitzConv2d, LipschitzLinear, layer_class
-from orthogonium.linalg import QR_ORTHO_PARAMS
+from orthogonium.linalg import EXP_ORTHO_PARAMS
 from orthogonium.methods import METHODS, table
 from tests.jacobians import singular_values as jacobian_values
 from tests.oracle import plain_conv, singular_values
@@ -68,7 +68,12 @@ def test_options_reach_the_layer():
     assert LipschitzConv2d(2, 2, 3, method="soc", order=8).weight.shape[-1] == 17
     niter = LipschitzConv2d(2, 2, 3, method="aol", niter=3).parametrizations.weight[0].niter
     assert niter == 3
-    assert LipschitzLinear(3, 3, method="aoc", ortho_params=QR_ORTHO_PARAMS) is not None
+    by_name = LipschitzLinear(3, 3, method="aoc", ortho_params=EXP_ORTHO_PARAMS)
+    same, other = OrthoLinear(3, 3, ortho_params=EXP_ORTHO_PARAMS), OrthoLinear(3, 3)
+    raw = torch.randn(3, 3)
+    for layer in (by_name, same, other):
+        layer.parametrizations.weight.original = nn.Parameter(raw.clone())
+    assert torch.equal(by_name.weight, same.weight) and not torch.allclose(by_name.weight, other.weight, atol=1e-3)
     conv = ClassParam(LipschitzConv2d, method="aol", bias=False)(2, 4, 3, stride=2, groups=2)
     assert conv.groups == 2 and conv.stride == (2, 2) and conv.bias is None
 
