@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -18,8 +18,9 @@ from orthogonium.certification.rules import ADVICE, RULES, WHOLES, recognized
 from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.linear import Dense
 from orthogonium.certification.rules.movement import BESIDE_ANY_CONSTANT
+from orthogonium.certification.sources import decoded, owner_of_positions
 from orthogonium.certification.state import unchanged
-from orthogonium.certification.tracked import Tracked, owner_of_positions
+from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Base, largest
 from orthogonium.certification.walk import Places, Step, Walk, as_written, walk_model
 from orthogonium.errors import ParameterError, ShapeError
@@ -197,11 +198,10 @@ def _head_of(codes: Tensor, walk: Walk) -> Head | None:
     while True:
         if not bool((codes > 0).all()):
             return None
-        numbers = ((codes - 1) / 2.0**32).floor()
+        numbers, positions = decoded(codes)
         if len(numbers.unique()) != 1:
             return None
         base = walk.bases[int(numbers[0])]
-        positions = (codes - 1 - numbers * 2.0**32).long()
         if isinstance(base.origin, Dense):
             rows = positions % base.shape[1]
             if base.owner is not None or tuple(base.stride) != (base.shape[1], 1):
@@ -226,21 +226,37 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
     dtype, device = kind_of_input(model)
     shape = sample_shape(input_shape)
     with unchanged(model), as_written():
-        twin = exact_twin(model, shape)  # the bound is one of exact arithmetic
-        fn, kind = (model, dtype) if twin is None else (twin, torch.float64)
-        noise = _NOISE * torch.finfo(kind).eps
-        for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
-            found = steepest_quotient(_copied(fn), shape, dtype=kind, device=device, scales=scales, noise=noise)
-            if found.finite:
-                break
+        for fn, kind in _arithmetics(model, shape, dtype):
+            noise = _NOISE * torch.finfo(kind).eps
+            for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
+                found = steepest_quotient(_copied(fn), shape, dtype=kind, device=device, scales=scales, noise=noise)
+                if found.finite:
+                    break
+            if found.finite and not found.lower > bound * (1 + noise) + torch.finfo(kind).tiny:
+                return found.lower, None
     if not found.finite:
         return math.inf, "Its output is infinite or NaN for an input of ordinary size."
-    if not found.lower > bound * (1 + noise) + torch.finfo(kind).tiny:
-        return found.value, None
-    return found.value, (
+    return found.lower, (
         f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is not "
         "what it seems to be. Custom functions in C++ do this."
     )
+
+
+def _arithmetics(
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
+) -> Iterator[tuple[Callable[[Tensor], Tensor], torch.dtype]]:
+    """The model in its own arithmetic, if that has digits enough to judge by, and in float64.
+
+    The last one counts where they disagree: the bound is one of exact arithmetic.
+    """
+    fine = torch.finfo(dtype).eps <= torch.finfo(torch.float32).eps
+    if fine:
+        yield model, dtype
+    twin = exact_twin(model, shape)
+    if twin is not None:
+        yield twin, torch.float64
+    elif not fine:
+        yield model, dtype
 
 
 def _copied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -11,21 +11,30 @@ every alias, as torch's own views see it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from orthogonium.certification.failures import TraceError
+from orthogonium.certification.sources import (
+    codes_at,
+    decoded,
+    form_of,
+    from_base,
+    numbers_in,
+    numel,
+    owner_of_positions,
+)
 from orthogonium.certification.values import Base, Form
 from orthogonium.layers.whole import Followed
 
 if TYPE_CHECKING:
     from orthogonium.certification.walk import Walk
 
-_SPAN = 2.0**32  # codes of one base; sums below 2⁵³ are exact
+T = TypeVar("T")
 
 
 class Memory:
@@ -35,6 +44,7 @@ class Memory:
         self.storage, self.dtype, self.device = storage, dtype, device
         self.base: Base | None = None  # that fills all of it, in order
         self.codes: Tensor | None = None  # of a mixture, or where somebody has asked for them
+        self.version = 0  # number of writes
 
     @property
     def constant(self) -> bool:
@@ -48,8 +58,26 @@ class Memory:
             if self.base is None:
                 self.codes = torch.zeros(count, dtype=torch.float64)
             else:
-                self.codes = torch.arange(count, dtype=torch.float64) + (1 + self.base.number * _SPAN)
+                self.codes = codes_at(self.base.number, torch.arange(count))
         return self.codes
+
+    def written(self) -> None:
+        """It is a mixture from here on."""
+        self.base = None
+        self.version += 1
+
+
+def _until_written(fn: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Found out once about a tensor, until its memory is written to."""
+
+    @wraps(fn)
+    def kept(self: Tracked) -> T:
+        key = (fn.__name__, self.memory.version)
+        if key not in self.known:
+            self.known[key] = fn(self)
+        return self.known[key]
+
+    return kept
 
 
 class Tracked(Followed):
@@ -58,6 +86,7 @@ class Tracked(Followed):
     value: Tensor
     memory: Memory
     walk: Walk
+    known: dict[Any, Any]
 
     @staticmethod
     def __new__(cls, inner: Tensor, memory: Memory, walk: Walk) -> Tracked:
@@ -70,15 +99,20 @@ class Tracked(Followed):
             dtype=inner.dtype,
             device=inner.device,
         )
-        self.value, self.memory, self.walk = inner, memory, walk
+        self.memory, self.walk = memory, walk
+        self.show(inner)
         return self
+
+    def show(self, inner: Tensor) -> None:
+        """Be a view of the same memory as `inner`."""
+        self.value, self.known = inner, {}
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Outside of a walk only constants are left: what a model has kept of those it made meanwhile."""
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tracked)]
+        tensors = [t for t in tensors_in((args, kwargs)) if isinstance(t, Tracked)]
         if not all(t.constant for t in tensors):
             raise next(t.walk for t in tensors if not t.constant).lose(
                 "A value computed from the input is used outside of the call that computed it: the model keeps it from one "
@@ -130,57 +164,61 @@ class Tracked(Followed):
     def whole(self) -> Base | None:
         """The base whose entries it has, each once, in whatever order."""
         base, inner = self.memory.base, self.value
-        if base is None or inner.numel() != _numel(base):
+        if base is None or inner.numel() != numel(base):
             return None
         covers = inner.storage_offset() == 0 and (inner.is_contiguous() or _dense(inner))
         return base if covers else None
 
     def form(self, weights: Tensor | None = None) -> Form:
         """What it owes to bases (Note [Bases and forms] of `values.py`), `weights` (≥ 0) being those of its entries."""
-        base = self.whole
-        if base is not None and weights is None:
-            return Form({base: 1.0})
-        return form_of(self.codes, self.walk.bases, weights)
+        return self._form() if weights is None else form_of(self.codes, self.walk.bases, weights)
 
+    @_until_written
+    def _form(self) -> Form:
+        base = self.whole
+        return Form({base: 1.0}) if base is not None else form_of(self.codes, self.walk.bases)
+
+    @_until_written
     def used(self) -> list[Base]:
         """The bases it consists of."""
         if self.memory.base is not None or self.memory.codes is None:
             return [] if self.memory.base is None else [self.memory.base]
-        codes = self.codes
-        return [self.walk.bases[n] for n in ((codes[codes > 0] - 1) / _SPAN).floor().unique().long().tolist()]
+        return [self.walk.bases[number] for number in numbers_in(self.codes)]
 
+    @_until_written
     def owners(self) -> Tensor:
         """The sample each entry belongs to, −1 for constants."""
+        if self.batch_first:
+            return torch.arange(len(self)).reshape(-1, *[1] * (self.dim() - 1)).expand(self.shape)
         codes = self.codes
-        numbers = ((codes - 1) / _SPAN).floor()
-        positions = (codes - 1 - numbers * _SPAN).long()
         owner = torch.full(self.shape, -1, dtype=torch.long)
         for base in self.used():
-            own = (numbers == base.number) & (codes > 0)
-            owner[own] = owner_of_positions(base)[positions[own]]
+            own = from_base(codes, base.number)
+            owner[own] = owner_of_positions(base)[decoded(codes[own])[1]]
         return owner
 
+    @_until_written
     def alike(self) -> bool:
         """Whether all samples are treated alike: of the same entries, in the same places."""
         if self.memory.base is not None and self.batch_first:
             return True
         owner, codes = self.owners(), self.codes
+        front = self.value.dim() > 0 and self.shape[0] == self.walk.batch and self._in_front(owner)
         for base in self.used():
             if base.owner is not None:
                 continue  # that of a value whose samples were told apart when it was computed
-            own = (codes > base.number * _SPAN) & (codes <= (base.number + 1) * _SPAN)
-            if self.value.dim() and self.shape[0] == self.walk.batch and self._in_front(owner):
+            own = from_base(codes, base.number)
+            if front:
                 shift = torch.arange(self.walk.batch).reshape(-1, *[1] * (codes.dim() - 1)) * base.stride[0]
                 within = torch.where(own, codes - shift, 0.0)
                 if not bool((within == within[:1]).all()):
                     return False
                 continue
-            within = codes[own] - 1 - base.number * _SPAN - owner[own] * base.stride[0]
+            within = decoded(codes[own])[1] - owner[own] * base.stride[0]
             order = [within[owner[own] == b].sort().values for b in range(base.shape[0])]
             if not all(torch.equal(order[0], other) for other in order[1:]):
                 return False
-        front = self.value.dim() > 0 and self.shape[0] == self.walk.batch
-        return not front or bool(((codes > 0) == (codes[:1] > 0)).all()) or not self._in_front(owner)
+        return not front or bool(((codes > 0) == (codes[:1] > 0)).all())
 
     def _in_front(self, owner: Tensor) -> bool:
         samples = torch.arange(self.walk.batch).reshape(-1, *[1] * (owner.dim() - 1))
@@ -203,59 +241,29 @@ class Tracked(Followed):
         )
 
 
-def form_of(codes: Tensor, bases: Sequence[Base], weights: Tensor | None = None) -> Form:
-    """The form of a tensor with these sources; `weights` (≥ 0) are those of its entries."""
-    w = torch.ones(codes.numel(), dtype=torch.float64)
-    if weights is not None:
-        w = weights.to("cpu", torch.float64).expand(codes.shape).reshape(-1) * (1 + 2.0**-50)
-    codes = codes.reshape(-1)
-    stored = codes > 0
-    codes, w = codes[stored] - 1, w[stored]
-    numbers = (codes / _SPAN).floor()
-    positions = (codes - numbers * _SPAN).long()
-    form = Form()
-    for number in numbers.unique().long().tolist():
-        own = numbers == number
-        base = bases[number]
-        sums = torch.zeros(_extent(base), dtype=torch.float64).index_add_(0, positions[own], w[own])
-        low, high = float(sums.min()), float(sums.max())
-        form[base] = high if low == high else sums
-    return form
+def tensors_in(x: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operator."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list, dict)):
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from tensors_in(part)
 
 
-def _numel(base: Base) -> int:
-    return int(torch.Size(base.shape).numel())
-
-
-def _extent(base: Base) -> int:
-    """Positions of the memory of a base."""
-    return 1 + sum((n - 1) * s for n, s in zip(base.shape, base.stride, strict=True)) if _numel(base) else 0
-
-
-def _dense(x: Tensor) -> bool:
-    """Whether the entries of a tensor are distinct positions without gaps."""
-    expected = 1
-    for n, s in sorted(zip(x.shape, x.stride(), strict=True), key=lambda pair: pair[1]):
-        if n != 1:
-            if s != expected:
-                return False
-            expected *= n
-    return True
-
-
-def owner_of_positions(base: Base) -> Tensor:
-    """The sample that each position in the memory of a base belongs to."""
-    if base.owner is None:
-        flat = torch.full((_extent(base),), -1, dtype=torch.long)
-        samples = torch.arange(base.shape[0]).reshape(-1, *[1] * (len(base.shape) - 1)).expand(base.shape)
-        flat.as_strided(base.shape, base.stride).copy_(samples)
-        return flat
-    return base.owner
+def replaced(x: Any, by: Callable[[Tensor], Any]) -> Any:
+    """The arguments or results of an operator with other tensors."""
+    if isinstance(x, Tensor):
+        return by(x)
+    if isinstance(x, dict):
+        return {name: replaced(part, by) for name, part in x.items()}
+    if isinstance(x, (tuple, list)) and any(True for _ in tensors_in(x)):
+        return [replaced(part, by) for part in x] if isinstance(x, list) else tuple(replaced(part, by) for part in x)
+    return x
 
 
 def plain(x: Any) -> Any:
-    """The tensors behind tracked ones, in any nesting."""
-    return torch.utils._pytree.tree_map_only(Tracked, lambda t: t.value, x)
+    """The tensors behind tracked ones."""
+    return replaced(x, lambda t: t.value if isinstance(t, Tracked) else t)
 
 
 class Memories:
@@ -278,3 +286,14 @@ class Memories:
             if storage.data_ptr():
                 self._known[storage.data_ptr()] = found
         return found
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether the entries of a tensor are distinct positions without gaps."""
+    expected = 1
+    for n, s in sorted(zip(x.shape, x.stride(), strict=True), key=lambda pair: pair[1]):
+        if n != 1:
+            if s != expected:
+                return False
+            expected *= n
+    return True

@@ -30,12 +30,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from orthogonium.certification.failures import TraceError, Unbounded
 from orthogonium.certification.rounding import Error, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Jump, NoBound
-from orthogonium.certification.tracked import Memories, Tracked, plain
+from orthogonium.certification.tracked import Memories, Tracked, plain, replaced, tensors_in
 from orthogonium.certification.values import Base
 from orthogonium.layers.constrained import Constraint, Guarantee
 
@@ -224,7 +223,7 @@ class Walk(TorchDispatchMode):
             raise
 
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = list(tensors_in((args, kwargs)))
         tracked = [t for t in tensors if isinstance(t, Tracked)]
         if any(t.walk is not self and not t.constant for t in tracked):
             raise TraceError(
@@ -259,7 +258,7 @@ class Walk(TorchDispatchMode):
                 return by_inner[id(t)]
             return t if not _has_memory(t) or t.untyped_storage().data_ptr() in given else self.constant(t)
 
-        return tree_map_only(Tensor, wrapped, output)
+        return replaced(output, wrapped)
 
     def _random(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
         """Random numbers: another function at each call."""
@@ -272,7 +271,7 @@ class Walk(TorchDispatchMode):
         self.note(func._schema.name.split("::")[-1].strip("_"), *_RANDOM)
         output = func(*plain(args), **plain(kwargs))
         known = {id(t.value): t for t in operands}
-        return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else self.constant(t), output)
+        return replaced(output, lambda t: known[id(t)] if id(t) in known else self.constant(t))
 
     def _apply(self, call: Call) -> Any:
         if call.func.is_view or call.func in _ALIASES:
@@ -297,7 +296,7 @@ class Walk(TorchDispatchMode):
             _check_digits(call, effects, self.bases[0].dtype)
         except NoBound as missing:
             self.note(call.name, missing.reason, missing.remedy)
-            outputs = [t for t in tree_leaves(call.output) if isinstance(t, Tensor)]
+            outputs = tensors_in(call.output)
             lost = tuple(x.form().scaled(math.inf) for x in call.operands)
             effects = [Effect(lost, _everything(t, self.batch)) for t in outputs]
         return self._outputs(call, effects)
@@ -316,7 +315,7 @@ class Walk(TorchDispatchMode):
             first = False
             return result
 
-        output = tree_map_only(Tensor, wrapped, call.output)
+        output = replaced(call.output, wrapped)
         return tuple(output) if isinstance(output, list) and not isinstance(call.output, list) else output
 
     def _viewed(self, call: Call) -> Any:
@@ -331,7 +330,7 @@ class Walk(TorchDispatchMode):
                 raise TraceError(f"{self.place}: {call.name} reads the bits of numbers as others. Use .to(dtype).")
             return Tracked(t, memory, self)
 
-        return tree_map_only(Tensor, wrapped, call.output)
+        return replaced(call.output, wrapped)
 
     def _reshaped(self, func: Any, args: Any, kwargs: Any) -> Tracked:
         """`unsqueeze_` and the like: another view of the same memory, by the same object."""
@@ -346,7 +345,7 @@ class Walk(TorchDispatchMode):
         viewed = functional(**{n: plain(call[n]) for n in names})
         with no_dispatch():  # of the object itself, whose shape torch knows
             func(*args, **kwargs)
-        target.value = viewed
+        target.show(viewed)
         return target
 
     def _write(self, func: Any, args: Any, kwargs: Any, written: Sequence[str]) -> Any:
@@ -383,7 +382,7 @@ class Walk(TorchDispatchMode):
         target.value.copy_(value.value if isinstance(value, Tracked) else value)
         if sources is not None or not target.constant:
             codes = target.codes  # before the base is forgotten, which it numbers
-            target.memory.base = None
+            target.memory.written()
             codes.copy_(sources) if sources is not None else codes.zero_()
 
     # ── as a whole ──
@@ -497,8 +496,8 @@ _READS = {
 
 def _check_constants(call: Call) -> None:
     """Weights that are infinite or NaN make no function."""
-    for t in tree_leaves((call.args, call.kwargs)):
-        if isinstance(t, Tensor) and not (isinstance(t, Tracked) and not t.constant):
+    for t in tensors_in((call.args, call.kwargs)):
+        if not (isinstance(t, Tracked) and not t.constant):
             inner = t.value if isinstance(t, Tracked) else t
             if inner.is_floating_point() and not bool(inner.isfinite().all()):
                 raise NoBound(*NOT_FINITE)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.rounding import unit_roundoff
-from orthogonium.certification.tracked import Tracked, plain
+from orthogonium.certification.tracked import Tracked, plain, tensors_in
 from orthogonium.certification.values import Form
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class Call:
     @property
     def operands(self) -> list[Tracked]:
         """The arguments that depend on the input, in order."""
-        leaves = torch.utils._pytree.tree_leaves((self.args, self.kwargs))
-        return [t for t in leaves if isinstance(t, Tracked) and not t.constant]
+        return [t for t in tensors_in((self.args, self.kwargs)) if isinstance(t, Tracked) and not t.constant]
 
     def operand(self, name: str = "self") -> Tracked:
         """The argument of this name, if it is the only value the call depends on."""
@@ -162,8 +161,8 @@ class Call:
 
     def _check_places(self, shape: torch.Size) -> None:
         """Constants beside values may not differ from sample to sample."""
-        for t in torch.utils._pytree.tree_leaves(self.args):
-            if isinstance(t, Tensor) and not (isinstance(t, Tracked) and not t.constant):
+        for t in tensors_in(self.args):
+            if not (isinstance(t, Tracked) and not t.constant):
                 c = t.value if isinstance(t, Tracked) else t
                 if c.dim() == len(shape) and c.dim() and c.shape[0] == self.walk.batch and not bool((c == c[:1]).all()):
                     raise NoBound(

@@ -18,7 +18,8 @@ from torch import Tensor
 from orthogonium.certification.rounding import product_roundoff, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Local, NoBound, scaled
 from orthogonium.certification.rules.movement import moved
-from orthogonium.certification.tracked import Tracked, form_of
+from orthogonium.certification.sources import form_of
+from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Form
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.constrained import Guarantee

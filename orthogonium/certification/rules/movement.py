@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.rules.call import Call, NoBound, scaled
-from orthogonium.certification.tracked import Tracked
+from orthogonium.certification.tracked import Tracked, plain, replaced
 
 aten = torch.ops.aten
 _DATA = {"self", "input", "src", "source", "values", "other", "tensors"}
@@ -46,9 +46,7 @@ def moved(call: Call) -> Tracked:
                 raise NoBound(
                     "It chooses by values that depend on the input, so that it may jump.", "Choose by constants."
                 )
-            given[name] = torch.utils._pytree.tree_map_only(
-                Tensor, lambda t: (t.value if isinstance(t, Tracked) else t).cpu(), value
-            )
+            given[name] = replaced(plain(value), Tensor.cpu)
     output = call.output
     return placed(call, output, call.func(**given))
 

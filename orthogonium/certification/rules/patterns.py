@@ -22,8 +22,9 @@ from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
 from orthogonium.certification.rules.entrywise import Compared, Sloped
 from orthogonium.certification.rules.pooling import averages
 from orthogonium.certification.rules.reductions import Reduced
-from orthogonium.certification.tracked import Tracked, form_of
-from orthogonium.certification.values import Base, Form, largest
+from orthogonium.certification.sources import codes_of, form_of, whole_base
+from orthogonium.certification.tracked import Tracked
+from orthogonium.certification.values import Form, largest
 
 aten = torch.ops.aten
 _SQUARES = ("Squares are not Lipschitz.", "Use abs; roots of sums of squares are known.")
@@ -224,11 +225,9 @@ def _softsign(call: Call) -> Effect | None:
     x, below = call["self"], _origin(call["other"], Scale)
     if below is None or not _is_value(x) or float(below.coefficient.min()) != 1 or float(below.coefficient.max()) != 1:
         return None
-    bases = [call.walk.bases[int((float(below.codes.reshape(-1)[0]) - 1) // 2**32)]] if below.codes.numel() else []
-    absolute = next((b.origin for b in bases if isinstance(b.origin, Sloped)), None)
-    if absolute is None or absolute.func is not aten.abs.default or not _same(x, absolute.codes):
-        return None
-    if not torch.equal(below.codes, codes_of(bases[0])):
+    base = whole_base(below.codes, call.walk.bases)
+    absolute = base.origin if base is not None else None
+    if not isinstance(absolute, Sloped) or absolute.func is not aten.abs.default or not _same(x, absolute.codes):
         return None
     low = float(below.shift.min())
     if not low > 0:
@@ -236,12 +235,6 @@ def _softsign(call: Call) -> Effect | None:
     steepest = 1 / low * (1 + 1e-15)
     origin = Sloped(call.func, x, (0.0, steepest))
     return Effect((x.form().scaled(steepest**2),), call.merged(x), call.rounded(4.0), origin)
-
-
-def codes_of(base: Base) -> Tensor:
-    """The sources of the tensor that a base is."""
-    flat = torch.arange(1 + sum((n - 1) * s for n, s in zip(base.shape, base.stride, strict=True)), dtype=torch.float64)
-    return flat.as_strided(base.shape, base.stride) + (1 + base.number * 2.0**32)
 
 
 def _projected(call: Call) -> Effect | None:
@@ -253,13 +246,15 @@ def _projected(call: Call) -> Effect | None:
     clamp = base.origin if base is not None and isinstance(base.origin, Sloped) else None
     if clamp is None or clamp.func not in (aten.clamp_min.default, aten.clamp.default) or base is None:
         return None
-    norm_base = call.walk.bases[int((float(clamp.codes.reshape(-1)[0]) - 1) // 2**32)] if clamp.codes.numel() else None
+    norm_base = whole_base(clamp.codes, call.walk.bases)
     norm = None if norm_base is None else norm_base.origin
     if not isinstance(norm, Reduced) or norm.func is not aten.linalg_vector_norm.default or not norm.keepdim:
         return None
-    if not torch.equal(clamp.codes, codes_of(norm_base)) or not _same(x, norm.codes):  # type: ignore[arg-type]
-        return None
-    if not torch.equal(y.codes, codes_of(base).expand(y.shape)) or norm.settings["ord"] != 2:
+    if (
+        not _same(x, norm.codes)
+        or not torch.equal(y.codes, codes_of(base).expand(y.shape))
+        or norm.settings["ord"] != 2
+    ):
         return None
     least = float(clamp.settings["min"] or 0)
     if not least > 0 or clamp.settings.get("max") is not None:
@@ -306,14 +301,8 @@ def _affine(x: Any, codes: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] |
         return slope, _inner(x).expand(shape)
     slope, constant, own = slope + 1, slope, x.codes.expand(shape)
     while not torch.equal(own, codes):
-        if not own.numel() or not bool((own > 0).all()):
-            return None
-        base = x.walk.bases[int((float(own.reshape(-1)[0]) - 1) // 2**32)]
-        if (
-            not isinstance(base.origin, Scale)
-            or tuple(base.shape) != tuple(shape)
-            or not torch.equal(own, codes_of(base))
-        ):
+        base = whole_base(own, x.walk.bases)
+        if base is None or not isinstance(base.origin, Scale):
             return None
         slope, constant = slope * base.origin.coefficient, constant + slope * base.origin.shift
         own = base.origin.codes.expand(shape)

@@ -15,7 +15,7 @@ from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound
 from orthogonium.certification.rules.entrywise import Sloped
 from orthogonium.certification.rules.linear import Transposed, measured
-from orthogonium.certification.rules.patterns import codes_of
+from orthogonium.certification.sources import codes_of, whole_base
 from orthogonium.certification.tracked import Tracked
 from orthogonium.layers.activations.elementwise import absolute, concatenated_relu, n_activation
 from orthogonium.layers.activations.householder import householder, householder_order_2
@@ -179,10 +179,8 @@ def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> t
         )
     codes = y.codes
     while True:
-        base = inner.bases[int((float(codes.reshape(-1)[0]) - 1) // 2**32)]
-        if not torch.equal(
-            codes, codes_of(base).reshape(codes.shape) if codes.numel() == math.prod(base.shape) else codes + 1
-        ):
+        base = whole_base(codes, inner.bases)
+        if base is None:
             break
         if base.number == 0:
             return low, high
