@@ -27,6 +27,7 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.spectral import exact_twin, steepest_quotient
 
 _NOISE = 64.0  # units in the last place that an evaluation may be off by, relative to input and output
+_SEARCH = 160  # samples that a bound is compared with: as many as an audit of a deep network can wait for
 _BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and constants may not depend on their number
 
 
@@ -229,7 +230,9 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
         for fn, kind in _arithmetics(model, shape, dtype):
             noise = _NOISE * torch.finfo(kind).eps
             for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
-                found = steepest_quotient(_copied(fn), shape, dtype=kind, device=device, scales=scales, noise=noise)
+                found = steepest_quotient(
+                    _copied(fn), shape, dtype=kind, device=device, scales=scales, budget=_SEARCH, noise=noise
+                )
                 if found.finite:
                     break
             if found.finite and not found.lower > bound * (1 + noise) + torch.finfo(kind).tiny:
