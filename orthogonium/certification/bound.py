@@ -50,6 +50,7 @@ class LipschitzBound:
         steepest: the largest factor by which inputs were seen to move apart, so `steepest ≤ constant ≤ value`.
         head: the matrix the model ends in, if it does, and the bound of everything before it.
         error: of the forward pass in the arithmetic of the model. Note [Rounding along the walk] of `rounding.py`.
+        reach: the largest norm of an input for which no number on the way can overflow.
     """
 
     value: float
@@ -58,6 +59,7 @@ class LipschitzBound:
     steepest: float
     head: Head | None = None
     error: Error = Error()
+    reach: float = math.inf
 
     def __float__(self) -> float:
         return self.value
@@ -75,6 +77,7 @@ class Survey:
     unbounded: tuple[Unbounded, ...]
     head: Head | None
     error: Error
+    reach: float
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -172,7 +175,7 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list
     rounding = Error()
     for base, w in form.items():
         rounding = rounding.plus(base.error.scaled(math.sqrt(largest(w))))
-    return Survey(form.bound, tuple(walk.steps), tuple(walk.unbounded), _head(output, walk), rounding)
+    return Survey(form.bound, tuple(walk.steps), tuple(walk.unbounded), _head(output, walk), rounding, walk.reach)
 
 
 def _in_order(output: Tracked, batch: int) -> bool:
@@ -296,4 +299,4 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
     steepest, refutation = compared(model, input_shape, found.value)
     if refutation is not None:
         raise RefutedError(refutation)
-    return LipschitzBound(found.value, found.steps, slack, steepest, found.head, found.error)
+    return LipschitzBound(found.value, found.steps, slack, steepest, found.head, found.error, found.reach)

@@ -11,11 +11,12 @@ A radius is a margin divided by a Lipschitz constant. Both are numbers a compute
 
   `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64,
   and the floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A measurement
-  with a margin, not a proof. It costs about twice the inference itself. With `stride=k` only every k-th batch is
+  with a margin, not a proof. It costs two to three times the inference itself. With `stride=k` only every k-th batch is
   measured, and its largest deviation is taken for the others.
   `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
 
-- the radius itself is rounded down.
+- the radius itself is rounded down;
+- nothing is certified for inputs whose norm is so large that a number on the way may overflow (`LipschitzBound.reach`).
 
 Note [Self-refutation] Before certificates are handed out, some of them are attacked by the certifier itself: a few
 gradient steps towards another class within 0.99 of the radius, and the samples alone, in a batch of another size. One
@@ -42,6 +43,7 @@ from orthogonium.errors import ParameterError, ShapeError
 Rounding = Literal["measured", "proved"]
 _DOWN = 1 - 1e-12  # more than the rounding of a distance and a quotient in float64
 _MARGIN = 4.0  # times a measured deviation
+_MEASURED = 64  # samples that are measured at a time: few enough for the caches of a processor
 _ATTACKED = 64  # certificates that are attacked
 
 
@@ -207,7 +209,7 @@ def _evaluated(model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, me
     if measure:
         own = x.dtype
         other = torch.float32 if own == torch.float64 else torch.float64
-        twin = in_precision(model, x, other).cpu().double()
+        twin = torch.cat([in_precision(model, part, other).cpu().double() for part in x.split(_MEASURED)])
         ratio = torch.finfo(own).eps / torch.finfo(other).eps if own == torch.float64 else 1.0
         deviations = (twin - logits).abs().amax(1) * ratio
     norms = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
@@ -236,8 +238,9 @@ def _certificates(
         constants = pair_constants(labels, bound.head.weight, max(bound.head.features_bound, _TINY))
         pairs = _smallest(margins, labels, constants, slope) * _DOWN
     radii = coarse if pairs is None else torch.where(coarse > 0, torch.maximum(pairs, coarse), coarse)
-    coarse, radii = (torch.where(finite, r, torch.zeros_like(r)) for r in (coarse, radii))
-    pairs = None if pairs is None else torch.where(finite, pairs, torch.zeros_like(pairs))
+    within = (bound.reach - norms).clamp_min(0.0)  # farther away, numbers may overflow
+    coarse, radii = (torch.where(finite, torch.minimum(r, within), 0.0) for r in (coarse, radii))
+    pairs = None if pairs is None else torch.where(finite, torch.minimum(pairs, within), 0.0)
     predictions = logits.nan_to_num(nan=-math.inf).argmax(dim=1)
     measured = sum(len(b.labels) for b in batches if b.deviations is not None) / len(labels)
     return Certificates(

@@ -6,12 +6,16 @@ says and not its digits, parameters are converted where they are read. So the co
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+
+from orthogonium.certification.float64_convolution import convolution
+from orthogonium.certification.tracked import replaced, tensors_in
 
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -46,33 +50,27 @@ class Precise(Tensor):
     ) -> Any:
         """Run `func` on the digits, and on mere shapes for the dtypes."""
         kwargs = kwargs or {}
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-        dtype = next(t.digits.dtype for t in leaves if isinstance(t, Precise))
-        dynamic = torch.Tag.dynamic_output_shape in func.tags  # then values decide, and meta tensors have none
-        meta = tree_map_only(Tensor, _shape_only, (args, kwargs))
-        said = None if func in _NUMBERS or dynamic else func(*meta[0], **_on_meta(meta[1]))
-
+        tensors = list(tensors_in((args, kwargs)))
+        dtype = next(t.digits.dtype for t in tensors if isinstance(t, Precise))
+        kinds = _dtypes_said(func, args, kwargs, tensors)
         written = {
             id(value) for a, value in _named(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write
         }
 
-        def digits(x: Any) -> Any:
-            if id(x) in written and not isinstance(x, Precise):
-                return x  # a tensor from outside, which keeps its dtype
-            if isinstance(x, Precise):
-                return x.digits
-            if isinstance(x, Tensor) and x.dtype in _FLOATING:
-                return x.to(dtype)
-            return dtype if isinstance(x, torch.dtype) and x in _FLOATING else x
+        def of_tensor(t: Tensor) -> Tensor:
+            if isinstance(t, Precise):
+                return t.digits
+            outside = id(t) in written  # it keeps its dtype
+            return t.to(dtype) if t.dtype in _FLOATING and not outside else t
 
-        output = func(*tree_map(digits, args), **tree_map(digits, kwargs))
-        if func in _NUMBERS:
-            return output
-        if dynamic:
-            own = next(t.dtype for t in leaves if isinstance(t, Precise))
-            return tree_map_only(Tensor, lambda t: Precise(t, own) if t.dtype == dtype else t, output)
-        same = {id(t.digits): t for t in leaves if isinstance(t, Precise)}
-        kinds = iter(t.dtype for t in torch.utils._pytree.tree_leaves(said) if isinstance(t, Tensor))
+        def digits(x: Any) -> Any:
+            if isinstance(x, torch.dtype):
+                return dtype if x in _FLOATING else x
+            return replaced(x, of_tensor)
+
+        run = convolution if func is torch.ops.aten.convolution.default else func
+        output = run(*map(digits, args), **{name: digits(x) for name, x in kwargs.items()})
+        same = {id(t.digits): t for t in tensors if isinstance(t, Precise)}
 
         def wrapped(t: Tensor) -> Tensor:
             kind = next(kinds)
@@ -80,7 +78,18 @@ class Precise(Tensor):
                 return same[id(t)]
             return Precise(t, kind) if t.dtype == dtype else t
 
-        return tree_map_only(Tensor, wrapped, output)
+        return output if func in _NUMBERS else replaced(output, wrapped)
+
+
+def _dtypes_said(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Iterator[torch.dtype]:
+    """Dtypes of the floating results, if the arguments had the dtypes that they say they have."""
+    floating = {t.dtype for t in tensors if t.dtype in _FLOATING}
+    named = any(isinstance(x, torch.dtype) for x in (*args, *kwargs.values()))
+    dynamic = torch.Tag.dynamic_output_shape in func.tags  # then values decide, and meta tensors have none
+    if (len(floating) == 1 and not named) or dynamic or func in _NUMBERS:
+        return itertools.repeat(floating.pop())
+    meta_args, meta_kwargs = replaced((args, kwargs), _shape_only)
+    return (t.dtype for t in tensors_in(func(*meta_args, **_on_meta(meta_kwargs))))
 
 
 _NUMBERS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default}
@@ -111,8 +120,11 @@ class _NewTensors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`."""
         output = func(*args, **(kwargs or {}))
-        given = torch.utils._pytree.tree_leaves((args, kwargs))
-        if any(isinstance(t, Tensor) for t in given) or not isinstance(output, Tensor) or output.dtype not in _FLOATING:
+        if (
+            any(True for _ in tensors_in((args, kwargs)))
+            or not isinstance(output, Tensor)
+            or output.dtype not in _FLOATING
+        ):
             return output
         return Precise(output.to(self.dtype), output.dtype)
 

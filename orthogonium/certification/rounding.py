@@ -10,6 +10,10 @@ by its Lipschitz constant and adds its own:
 - *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened. No
   arithmetic that rounds does better on inputs in general, whatever a measurement at one input says.
 
+Numbers on the way to a root of powers (norms) may underflow: their root is then off by `(k·tiny)^(1/p)` at most, proved
+and floor alike. Where a number may overflow ends the reach of both: `LipschitzBound.reach` is the largest norm of an
+input for which nothing can.
+
 What is assumed of the arithmetic: each basic operation is within one rounding of the exact result, and elementary
 functions (exp, tanh, erf, …) within `ULPS` units in the last place.
 """
@@ -51,6 +55,12 @@ def _sum(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Half the distance from 1 to the next number."""
     return torch.finfo(dtype).eps / 2
+
+
+def underflow(dtype: torch.dtype) -> float:
+    """The largest error of a number for being small. Only of float16 is it certain that small numbers are kept."""
+    info = torch.finfo(dtype)
+    return info.tiny * (info.eps if dtype == torch.float16 else 1.0)
 
 
 def product_roundoff(dtype: torch.dtype, device: torch.device, convolution: bool) -> float:

@@ -32,10 +32,10 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthogonium.certification.failures import TraceError, Unbounded
-from orthogonium.certification.rounding import Error, unit_roundoff
+from orthogonium.certification.rounding import Error, underflow, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Jump, NoBound
 from orthogonium.certification.tracked import Memories, Tracked, plain, replaced, tensors_in
-from orthogonium.certification.values import Base
+from orthogonium.certification.values import Base, largest
 from orthogonium.layers.constrained import Constraint, Guarantee
 
 _GENERAL = "Use operations with a bound, or divide the model so that this one lies outside."
@@ -94,6 +94,7 @@ class Walk(TorchDispatchMode):
         self.unbounded: list[Unbounded] = []
         self.marks: list[int] = []  # number of steps when the running modules were entered
         self.measured: list[Any] = []  # spectra of constants, with the constants they belong to
+        self.reach = math.inf  # the norm of inputs up to which no number overflows
         self.paused = False
         self.lost: BaseException | None = None  # the first failure, whatever the model made of it
 
@@ -174,6 +175,8 @@ class Walk(TorchDispatchMode):
             terms = tuple(x.form() for x in operands)
             owner = _everything(inner, self.batch) if effect.owner is None else effect.owner
             base = Base(number, shape, stride, terms, _flat(inner, owner), reason=(name, effect), origin=effect.origin)
+            if effect.root is not None:
+                self._within(inner.dtype, math.sqrt(_norm(inner, self.batch, order=1)), effect.root.bound, 2.0)
             return self.made(inner, base)
         base = Base(number, shape, stride, effect.terms, _flat(inner, effect.owner), origin=effect.origin)
         if effect.owner is None and (not shape or shape[0] != self.batch):
@@ -182,25 +185,40 @@ class Walk(TorchDispatchMode):
         return self.made(inner, base)
 
     def _size(self, base: Base, inner: Tensor, effect: Effect, operands: Sequence[Tracked]) -> None:
-        """Norm at the input 0, and rounding (Note [Rounding along the walk])."""
+        """Norm at the input 0, rounding and reach (Note [Rounding along the walk])."""
         base.size = _norm(inner, self.batch)
-        slopes = [x.form().bound if effect.local.read else 0.0 for x in operands]
-        unit = unit_roundoff(inner.dtype) if inner.is_floating_point() else 0.0
+        if not inner.is_floating_point():
+            return
         error = Error()
         for form in effect.terms:
             for source, w in form.items():
-                factor = math.sqrt(w if isinstance(w, float) else float(w.max()))
-                error = error.plus(source.error.scaled(factor))
-        local = effect.local
-        constant = local.read * math.fsum(_norm(x.value, self.batch) for x in operands) if local.read else 0.0
-        tiny = torch.finfo(inner.dtype).tiny * math.sqrt(max(inner.numel(), 1)) if unit else 0.0
+                error = error.plus(source.error.scaled(math.sqrt(largest(w))))
+        local, dtype = effect.local, inner.dtype
+        base.error = error
+        for x in operands:
+            self._within(dtype, _norm(x.value, self.batch) * local.inside, x.form().bound * local.inside, local.power)
+        self._within(dtype, base.size, base.bound, local.power)
+        if not (local.read or local.written):
+            return
+        count = max(inner.numel(), 1)
+        lost = underflow(dtype) * math.sqrt(count)
+        if local.power != 1:
+            entries = max(x.numel() for x in operands)
+            lost += (entries * underflow(dtype)) ** (1 / local.power) * math.sqrt(count)
+        read = math.fsum(_norm(x.value, self.batch) for x in operands) if local.read else 0.0
+        slope = math.fsum(x.form().bound for x in operands) if local.read else 0.0
         proved = (
-            constant + local.written * base.size + tiny * bool(local.read or local.written),
-            local.read * math.fsum(slopes) + local.written * base.bound if local.written or local.read else 0.0,
+            local.read * read + local.written * base.size + lost,
+            local.read * slope + local.written * base.bound,
         )
-        unit = max(unit, local.unit)
-        floor = (unit * base.size, unit * base.bound) if local.written or local.read else (0.0, 0.0)
-        base.error = error.plus(Error(proved, floor))
+        unit = max(unit_roundoff(dtype), local.unit)
+        base.error = error.plus(Error(proved, (unit * base.size + lost, unit * base.bound)))
+
+    def _within(self, dtype: torch.dtype, size: float, bound: float, power: float) -> None:
+        """Inputs for which `(size + bound·‖x‖)^power` is no number of the dtype are out of reach."""
+        most = (torch.finfo(dtype).max / 2) ** (1 / power)
+        if 0 < bound < math.inf:  # energies have no bound; their roots have, and are looked at instead
+            self.reach = min(self.reach, max(most - size, 0.0) / bound)
 
     def check_alike(self, x: Tracked) -> None:
         """What is computed for a sample must not depend on its place in the batch."""
@@ -553,12 +571,12 @@ def _fills_its_memory(t: Tensor) -> bool:
     return t.storage_offset() == 0 and t.untyped_storage().nbytes() == t.numel() * t.dtype.itemsize
 
 
-def _norm(x: Tensor, batch: int) -> float:
+def _norm(x: Tensor, batch: int, order: float = 2) -> float:
     """An upper bound of the norm of a sample."""
     if not x.numel() or not x.is_floating_point():
         return 0.0
     rows = x.reshape(batch, -1) if x.dim() and x.shape[0] == batch else x.reshape(1, -1)
-    return float(torch.linalg.vector_norm(rows.double(), dim=1).max()) * (1 + 1e-12)
+    return float(torch.linalg.vector_norm(rows.double(), order, dim=1).max()) * (1 + 1e-12)
 
 
 def _everything(t: Tensor, batch: int) -> Tensor | None:

@@ -30,13 +30,20 @@ class NoBound(Exception):
 
 @dataclass(frozen=True)
 class Local:
-    """Rounding of one operation: proved `read·M_in + written·M_out`, with the norms M of what it reads and writes.
+    """Rounding of one operation, with the norms M of what it reads and writes.
 
-    `unit` is the roundoff of what it reads, where that is shortened to fewer digits than it writes.
+    Attributes:
+        read: the error is proved to be at most `read·M_in + written·M_out`.
+        written: alike.
+        inside: numbers on the way are at most `inside·M_in`.
+        power: they are powers with this exponent, of which the root is taken.
+        unit: the roundoff of what it reads, where that is shortened to fewer digits than it writes.
     """
 
     read: float = 0.0
     written: float = 0.0
+    inside: float = 1.0
+    power: float = 1.0
     unit: float = 0.0
 
 
@@ -62,6 +69,7 @@ class Jump:
     remedy: str
     origin: Any = None
     owner: Tensor | None = None
+    root: Form | None = None  # of the root of an output that is a sum of squares
 
 
 Rule = Callable[["Call"], "Effect | Sequence[Effect | Jump] | Jump"]
@@ -190,10 +198,10 @@ class Call:
         axes = [*range(lead), *(lead + i for i, n in enumerate(x.shape) if n != shape[lead + i])]
         return x.form(squares.sum(axes, keepdim=True).reshape(x.shape) * (1 + 1e-13) if axes else squares)
 
-    def rounded(self, written: float = 1.0, read: float = 0.0) -> Local:
+    def rounded(self, written: float = 1.0, read: float = 0.0, inside: float = 1.0, power: float = 1.0) -> Local:
         """Rounding in units of the last place of the output's dtype."""
         unit = unit_roundoff(self.first_output.dtype) if self.first_output.is_floating_point() else 0.0
-        return Local(read * unit, written * unit)
+        return Local(read * unit, written * unit, inside, power)
 
 
 def _in_front(owner: Tensor, batch: int) -> Tensor | None:

@@ -83,7 +83,7 @@ def _absolute(matrix: Tensor) -> float:
 def _local(call: Call, terms: int, absolute: float, *, conv: bool = False) -> Local:
     dtype, device = call.first_output.dtype, call.first_output.device
     unit, factors = unit_roundoff(dtype), product_roundoff(dtype, device, conv)
-    return Local(sum_roundoff(terms + 1, unit, factors) * absolute, unit, factors)
+    return Local(sum_roundoff(terms + 1, unit, factors) * absolute, unit, absolute, unit=factors)
 
 
 def _step(call: Call, found: Spectrum | None, kinds: tuple[type, ...]) -> dict[str, Any] | None:

@@ -111,7 +111,7 @@ def _squared(call: Call) -> Jump | None:
         if bool((x.codes <= 0).any()) and not torch.equal(_inner(x), _inner(other)):
             return None
         form = x.form()
-    return Jump(*_SQUARES, Energy(form), call.merged(x))
+    return Jump(*_SQUARES, Energy(form), call.merged(x), form)
 
 
 def _kept(call: Call, rule: Any) -> Any:
@@ -156,7 +156,7 @@ def _kept(call: Call, rule: Any) -> Any:
         energy = Energy(first.form.scaled(weight))
     effects = rule(call)
     effect = effects if isinstance(effects, Effect) else effects[0]
-    return Jump(*_SQUARES, energy, effect.owner)
+    return Jump(*_SQUARES, energy, effect.owner, energy.form)
 
 
 def _largest_column(call: Call, x: Tracked) -> float | None:
@@ -179,7 +179,7 @@ def _root(call: Call) -> Effect | None:
     if energy is None:
         return None
     count = max((len(w) if isinstance(w, Tensor) else 1 for w in energy.form.values()), default=1)
-    return Effect((energy.form,), call.merged(call["self"]), call.rounded(ULPS + count))
+    return Effect((energy.form,), call.merged(call["self"]), call.rounded(ULPS + count, power=2.0))
 
 
 def _sign(call: Call) -> Jump | None:

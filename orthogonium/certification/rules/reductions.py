@@ -26,8 +26,12 @@ def _axes(call: Call, x: Tracked) -> list[int]:
     return [d % dims for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
 
 
-def reduced(factor: Callable[[Call, int], float], ulps: Callable[[int], float] = lambda n: 0.0) -> Any:
-    """A reduction with a constant that depends on the number of entries."""
+def reduced(
+    factor: Callable[[Call, int], float],
+    ulps: Callable[[int], float] = lambda n: 0.0,
+    power: Callable[[Call], float] = lambda c: 1.0,
+) -> Any:
+    """A reduction with a constant that depends on the number of entries; `power` is that of numbers on the way."""
 
     def rule(call: Call) -> Any:
         x = call.operand()
@@ -39,7 +43,8 @@ def reduced(factor: Callable[[Call, int], float], ulps: Callable[[int], float] =
             owner = owner.squeeze(tuple(axes)) if axes else owner
         if not call.first_output.is_floating_point():
             return Jump("Its output jumps from integer to integer.", "Keep values in floating point.")
-        local = call.rounded(ulps(count), ulps(count) * math.sqrt(count) if ulps(count) else 0.0)
+        read = ulps(count) * math.sqrt(count) if ulps(count) else 0.0
+        local = call.rounded(ulps(count), read, max(math.sqrt(count), 1.0), power(call))
         effect = scaled(call, x, factor(call, count), owner, local, origin=Reduced(call, x, axes, bool(keeps)))
         return effect if isinstance(call.output, Tensor) else [effect, *[_INDICES] * (len(call.output) - 1)]
 
@@ -99,6 +104,11 @@ def _picked(call: Call) -> Any:
     return reduced(lambda c, n: 1.0)(call)
 
 
+def _order(call: Call) -> float:
+    """The exponent of a norm; that of maxima takes no powers."""
+    return float(call["ord"]) if 1 <= call["ord"] < math.inf else 1.0
+
+
 def _both_extremes(call: Call) -> Any:
     """`aminmax`: two reductions."""
     least, _ = reduced(lambda c, n: 1.0)(call)
@@ -121,8 +131,8 @@ RULES: dict[Any, Any] = {
     ),
     **dict.fromkeys(_EXTREMES, reduced(lambda c, n: 1.0)),
     aten.logsumexp.default: reduced(lambda c, n: 1.0, lambda n: ULPS + n),
-    aten.linalg_vector_norm.default: reduced(_norm, lambda n: ULPS + n),
-    aten.std.correction: reduced(_deviation, lambda n: ULPS + 2 * n),
+    aten.linalg_vector_norm.default: reduced(_norm, lambda n: ULPS + n, _order),
+    aten.std.correction: reduced(_deviation, lambda n: ULPS + 2 * n, lambda c: 2.0),
     **dict.fromkeys(
         [aten.median.dim, aten.kthvalue.default, aten.median.default, aten.nanmedian.dim, aten.nanmedian.default],
         _picked,

@@ -138,8 +138,8 @@ def block(call: Any) -> Any:
     terms = max(math.prod(shape[1:]) for shape in layer.packing.shapes) + 8
     factors = product_roundoff(x.dtype, x.device, not dense)
     unit = sum_roundoff(terms, unit_roundoff(x.dtype), factors)
-    read = unit * (2 * a * c * max(-slopes[0], slopes[1]) + (skip[0] if skip else 1.0))
-    local = Local(read, call.rounded(4.0).written, factors)
+    inside = 2 * a * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) + (skip[0] if skip else 1.0)
+    local = Local(unit * inside, call.rounded(4.0).written, inside, unit=factors)
     return Effect((x.form().scaled(found.value**2 * (1 + 1e-15)),), owner, local, None, step)
 
 
