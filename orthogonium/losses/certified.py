@@ -6,19 +6,19 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from orthogonium.certification.radii import Head, certified_radii, check_head, pair_constants
+from orthogonium.certification.radii import Head, certified_radii, pair_constants
 from orthogonium.errors import ParameterError
 from orthogonium.losses.targets import (
+    Loss,
+    RadiusLoss,
     Reduction,
     as_probabilities,
     check,
     check_positive,
-    check_reduction,
     expectation,
     of_label,
-    reduce,
     without_label,
 )
 
@@ -28,7 +28,7 @@ def _check_not_negative(name: str, value: float) -> None:
         raise ParameterError(f"{name} must be finite and at least 0: got {value}.")
 
 
-class LALoss(nn.Module):
+class LALoss(Loss):
     """Logit annealing: `T·(1 − p)^β·(−log p)` with `p = softmax((z − ξ·e_y)/T)_y`.
 
     The offset `ξ` asks for a margin, the power `β` anneals the gradient of samples that have it, so that capacity goes
@@ -49,19 +49,17 @@ class LALoss(nn.Module):
     def __init__(
         self, temperature: float = 0.75, offset: float = 2.0, beta: float = 5.0, *, reduction: Reduction = "mean"
     ) -> None:
-        super().__init__()
+        super().__init__(reduction)
         check_positive("temperature", temperature)
         _check_not_negative("beta", beta)
-        check_reduction(reduction)
         self.temperature = temperature
         self.offset = offset
         self.beta = beta
-        self.reduction = reduction
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
         logits, labels = check(logits, labels)
-        return reduce(expectation(self._of_index, logits, labels), self.reduction)
+        return self.reduce(expectation(self._of_index, logits, labels))
 
     def _of_index(self, z: Tensor, y: Tensor) -> Tensor:
         shifted = z - self.offset * as_probabilities(y, z)
@@ -71,7 +69,7 @@ class LALoss(nn.Module):
         return -self.temperature * doubt**self.beta * log_p
 
 
-class EMMALoss(nn.Module):
+class EMMALoss(RadiusLoss):
     """Efficient margin maximisation: cross-entropy of the logits an adversary of radius `ε` could reach.
 
     `CE` over `j` of `z_j − z_y + ε_j·ε·L_yj` with `ε_j = clip((z_y − z_j)/(ε·L_yj), 0.01, 1)`, taken as a constant:
@@ -100,20 +98,15 @@ class EMMALoss(nn.Module):
         *,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__()
+        super().__init__(L, last_layer_type, reduction)
         check_positive("eps", eps)
-        check_head(last_layer_type, L)
-        check_reduction(reduction)
         self.eps = eps
-        self.L = L
-        self.last_layer_type = last_layer_type
-        self.reduction = reduction
 
     def forward(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None = None) -> Tensor:
         """The loss; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
-        head = self.last_layer_type if head_weight is None else head_weight
+        head = self.head(head_weight)
         logits, labels = check(logits, labels)
-        return reduce(expectation(lambda z, y: self._of_index(z, y, head), logits, labels), self.reduction)
+        return self.reduce(expectation(lambda z, y: self._of_index(z, y, head), logits, labels))
 
     def _of_index(self, z: Tensor, y: Tensor, head: Head | Tensor) -> Tensor:
         reach = self.eps * torch.as_tensor(pair_constants(y, head, self.L), dtype=z.dtype, device=z.device)
@@ -124,7 +117,7 @@ class EMMALoss(nn.Module):
         return -of_label(F.log_softmax(attacked, dim=1), y)[:, 0]
 
 
-class CertificateRegularizedLoss(nn.Module):
+class CertificateRegularizedLoss(RadiusLoss):
     """Cross-entropy minus a reward for certified radii: `CE(z, y) − γ·relu(radius)`.
 
     The radius is that of `certified_radii`. Singla, Singla, Feizi, "Improved deterministic l2 robustness on CIFAR-10
@@ -144,22 +137,17 @@ class CertificateRegularizedLoss(nn.Module):
     def __init__(
         self, gamma: float = 0.1, L: float = 1.0, last_layer_type: Head = "classwise", *, reduction: Reduction = "mean"
     ) -> None:
-        super().__init__()
+        super().__init__(L, last_layer_type, reduction)
         _check_not_negative("gamma", gamma)
-        check_head(last_layer_type, L)
-        check_reduction(reduction)
         self.gamma = gamma
-        self.L = L
-        self.last_layer_type = last_layer_type
-        self.reduction = reduction
 
     def forward(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None = None) -> Tensor:
         """The loss; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
-        head = self.last_layer_type if head_weight is None else head_weight
+        head = self.head(head_weight)
         logits, labels = check(logits, labels)
 
         def of_index(z: Tensor, y: Tensor) -> Tensor:
             reward = F.relu(certified_radii(z, y, head, self.L))
             return F.cross_entropy(z, y, reduction="none") - self.gamma * reward
 
-        return reduce(expectation(of_index, logits, labels), self.reduction)
+        return self.reduce(expectation(of_index, logits, labels))

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from orthogonium.certification.radii import Head, check_head, pair_constants
+from orthogonium.certification.radii import Head, pair_constants
 from orthogonium.losses.targets import (
+    Loss,
+    RadiusLoss,
     Reduction,
     as_probabilities,
     check,
     check_positive,
-    check_reduction,
     check_unit_interval,
     expectation,
     of_label,
-    reduce,
     without_label,
 )
 
 
-def cosine_loss(logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
+def cosine_loss(
+    logits: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,) or (n, classes)
+) -> Tensor:  # (n,)
     """`−cos(z, q)` for label probabilities `q`, i.e. `−z_y/‖z‖` for an index `y`."""
     logits, labels = check(logits, labels)
-    return reduce(-F.cosine_similarity(logits, as_probabilities(labels, logits), dim=1), reduction)
+    return -F.cosine_similarity(logits, as_probabilities(labels, logits), dim=1)
 
 
 def soft_violation(
@@ -42,7 +45,7 @@ def soft_violation(
     return (weights * shortfall).sum(dim=1)
 
 
-class CosineLoss(nn.Module):
+class CosineLoss(Loss):
     """Negative cosine between logits and label: `−z_y/‖z‖`.
 
     It does not see the norm of the logits, which a 1-Lipschitz network cannot raise at will. Labels given as
@@ -57,16 +60,14 @@ class CosineLoss(nn.Module):
     """
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_reduction(reduction)
-        self.reduction = reduction
+        super().__init__(reduction)
 
     def forward(self, yp: Tensor, yt: Tensor) -> Tensor:
         """The loss of logits `yp`; labels `yt` are indices (n,) or probabilities (n, classes)."""
-        return cosine_loss(yp, yt, self.reduction)
+        return self.reduce(cosine_loss(yp, yt))
 
 
-class Cosine_VRA_Loss(nn.Module):  # the published name
+class Cosine_VRA_Loss(RadiusLoss):  # the published name
     """Cosine loss and a soft form of verified robust accuracy: `−(1 − γ) cos(z, e_y) + γ Σ_{j≠y} softmax(h)_j h_j`.
 
     `h_j = relu(ε − (z_y − z_j)/L_yj)` is what the certified radius against class `j` lacks to `ε`; `L_yj` is `2L` for a
@@ -94,16 +95,11 @@ class Cosine_VRA_Loss(nn.Module):  # the published name
         *,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__()
+        super().__init__(L, last_layer_type, reduction)
         check_unit_interval("gamma", gamma)
         check_positive("eps", eps)
-        check_head(last_layer_type, L)
-        check_reduction(reduction)
         self.gamma = gamma
-        self.L = L
         self.eps = eps
-        self.last_layer_type = last_layer_type
-        self.reduction = reduction
 
     def forward(self, yp: Tensor, yt: Tensor, gamma: float | None = None, head_weight: Tensor | None = None) -> Tensor:
         """The loss of logits `yp` and labels `yt`, with another `gamma` for this call if given (a schedule of it).
@@ -113,8 +109,8 @@ class Cosine_VRA_Loss(nn.Module):  # the published name
         if gamma is None:
             gamma = self.gamma
         check_unit_interval("gamma", gamma)
-        head = self.last_layer_type if head_weight is None else head_weight
+        head = self.head(head_weight)
         logits, labels = check(yp, yt)
         violation = expectation(lambda z, y: soft_violation(z, y, self.eps, head, self.L), logits, labels)
-        values = (1 - gamma) * cosine_loss(logits, labels, "none") + gamma * violation
-        return reduce(values, self.reduction)
+        values = (1 - gamma) * cosine_loss(logits, labels) + gamma * violation
+        return self.reduce(values)

@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.losses.targets import (
+    Loss,
     Reduction,
     as_probabilities,
     check,
     check_positive,
-    check_reduction,
     check_unit_interval,
-    reduce,
 )
 
 
@@ -22,17 +21,16 @@ def offset_cross_entropy(
     labels: Tensor,  # (n,) or (n, classes)
     offset: float,
     temperature: float,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-) -> Tensor:
+    label_smoothing: float,
+) -> Tensor:  # (n,)
     """`T · CE((z − o·q)/T, q)` for label probabilities `q`, the unit vector `e_y` for an index `y`."""
     logits, labels = check(logits, labels)
     q = as_probabilities(labels, logits, label_smoothing)
     log_p = F.log_softmax((logits - offset * q) / temperature, dim=1)
-    return reduce(-temperature * (q * log_p).sum(dim=1), reduction)
+    return -temperature * (q * log_p).sum(dim=1)
 
 
-class LossXent(nn.Module):
+class LossXent(Loss):
     """Cross-entropy with an offset and a temperature: `T · CE((z − o·e_y)/T, y)`.
 
     The offset `o` asks for a margin: for `T → 0` the loss becomes `relu(o − margin)`. Prach, Lampert,
@@ -59,17 +57,15 @@ class LossXent(nn.Module):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__()
+        super().__init__(reduction)
         if n_classes < 2:
             raise ParameterError(f"LossXent needs at least two classes: got n_classes={n_classes}.")
         check_positive("temperature", temperature)
         check_unit_interval("label_smoothing", label_smoothing)
-        check_reduction(reduction)
         self.n_classes = n_classes
         self.offset = offset
         self.temperature = temperature
         self.label_smoothing = label_smoothing
-        self.reduction = reduction
 
     @property
     def criterion(self) -> nn.CrossEntropyLoss:
@@ -80,12 +76,11 @@ class LossXent(nn.Module):
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
         if outputs.dim() != 2 or outputs.shape[1] != self.n_classes:
             raise ShapeError(f"LossXent was built for logits (n, {self.n_classes}): got {tuple(outputs.shape)}.")
-        return offset_cross_entropy(
-            outputs, labels, self.offset, self.temperature, self.label_smoothing, self.reduction
-        )
+        values = offset_cross_entropy(outputs, labels, self.offset, self.temperature, self.label_smoothing)
+        return self.reduce(values)
 
 
-class TauCrossEntropyLoss(nn.Module):
+class TauCrossEntropyLoss(Loss):
     """Cross-entropy of scaled logits: `CE(τ·z, y)/τ`.
 
     `τ` sets how far logits must be apart before the loss is satisfied: small values favour accuracy by large margins,
@@ -102,14 +97,12 @@ class TauCrossEntropyLoss(nn.Module):
     """
 
     def __init__(self, tau: float, *, label_smoothing: float = 0.0, reduction: Reduction = "mean") -> None:
-        super().__init__()
+        super().__init__(reduction)
         check_positive("tau", tau)
         check_unit_interval("label_smoothing", label_smoothing)
-        check_reduction(reduction)
         self.tau = tau
         self.label_smoothing = label_smoothing
-        self.reduction = reduction
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
-        return offset_cross_entropy(logits, labels, 0.0, 1 / self.tau, self.label_smoothing, self.reduction)
+        return self.reduce(offset_cross_entropy(logits, labels, 0.0, 1 / self.tau, self.label_smoothing))

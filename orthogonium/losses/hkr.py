@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from orthogonium.errors import ShapeError
 from orthogonium.losses.targets import (
+    Loss,
     Reduction,
     as_probabilities,
     check,
     check_positive,
-    check_reduction,
     check_unit_interval,
-    reduce,
 )
 
-OLD_ALPHA = "An α > 1 of the older convention, KR + α·hinge, is α/(1 + α) here."
+_OLD_ALPHA = "An α > 1 of the older convention, KR + α·hinge, is α/(1 + α) here."
 
 
 def kr_values(
@@ -66,7 +65,24 @@ def _multiclass(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits, as_probabilities(labels, logits)
 
 
-class KRLoss(nn.Module):
+class HingeKR(Loss):
+    """What every hinge-KR has: a weight of the hinge, and a margin.
+
+    Args:
+        alpha: weight `α` of the hinge, in [0, 1].
+        min_margin: the margin `m`, positive.
+        reduction: mean, sum or none.
+    """
+
+    def __init__(self, alpha: float, min_margin: float, reduction: Reduction) -> None:
+        super().__init__(reduction)
+        check_unit_interval("alpha", alpha, _OLD_ALPHA)
+        check_positive("min_margin", min_margin)
+        self.alpha = alpha
+        self.min_margin = min_margin
+
+
+class KRLoss(Loss):
     """Negative Kantorovich–Rubinstein term of one logit: `−KR = E[f | −] − E[f | +]`.
 
     Args:
@@ -78,16 +94,14 @@ class KRLoss(nn.Module):
     """
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_reduction(reduction)
-        self.reduction = reduction
+        super().__init__(reduction)
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The loss of scores (n,) or (n, 1); labels are 0/1, −1/1 or probabilities."""
-        return reduce(-kr_values(*_binary(scores, labels))[:, 0], self.reduction)
+        return self.reduce(-kr_values(*_binary(scores, labels))[:, 0])
 
 
-class HKRLoss(nn.Module):
+class HKRLoss(HingeKR):
     """Hinge-KR of one logit: `α·E[relu(m/2 − s·f)] − (1 − α)·KR`, with `s = ±1` the sign of the label.
 
     Args:
@@ -101,22 +115,16 @@ class HKRLoss(nn.Module):
     """
 
     def __init__(self, alpha: float, min_margin: float = 1.0, *, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_unit_interval("alpha", alpha, OLD_ALPHA)
-        check_positive("min_margin", min_margin)
-        check_reduction(reduction)
-        self.alpha = alpha
-        self.min_margin = min_margin
-        self.reduction = reduction
+        super().__init__(alpha, min_margin, reduction)
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The loss of scores (n,) or (n, 1); labels are 0/1, −1/1 or probabilities."""
         f, p = _binary(scores, labels)
         values = self.alpha * hinge_values(f, p, self.min_margin) - (1 - self.alpha) * kr_values(f, p)
-        return reduce(values[:, 0], self.reduction)
+        return self.reduce(values[:, 0])
 
 
-class KRMulticlassLoss(nn.Module):
+class KRMulticlassLoss(Loss):
     """Negative KR of each class against the rest, averaged over the classes.
 
     Args:
@@ -128,16 +136,14 @@ class KRMulticlassLoss(nn.Module):
     """
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_reduction(reduction)
-        self.reduction = reduction
+        super().__init__(reduction)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
-        return reduce(-kr_values(*_multiclass(logits, labels)).mean(dim=1), self.reduction)
+        return self.reduce(-kr_values(*_multiclass(logits, labels)).mean(dim=1))
 
 
-class HKRMulticlassLoss(nn.Module):
+class HKRMulticlassLoss(HingeKR):
     """Hinge-KR of each of `C` classes against the rest, averaged over the classes: `α·hinge − (1 − α)·KR`.
 
     The hinge of the true class counts `C − 1` times, as much as all others together.
@@ -153,17 +159,11 @@ class HKRMulticlassLoss(nn.Module):
     """
 
     def __init__(self, alpha: float, min_margin: float = 1.0, *, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_unit_interval("alpha", alpha, OLD_ALPHA)
-        check_positive("min_margin", min_margin)
-        check_reduction(reduction)
-        self.alpha = alpha
-        self.min_margin = min_margin
-        self.reduction = reduction
+        super().__init__(alpha, min_margin, reduction)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
         f, p = _multiclass(logits, labels)
         hinge = hinge_values(f, p, self.min_margin, positive_weight=f.shape[1] - 1)
         values = self.alpha * hinge - (1 - self.alpha) * kr_values(f, p)
-        return reduce(values.mean(dim=1), self.reduction)
+        return self.reduce(values.mean(dim=1))

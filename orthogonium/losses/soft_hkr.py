@@ -6,23 +6,21 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from orthogonium.losses.hkr import OLD_ALPHA
+from orthogonium.losses.hkr import HingeKR
 from orthogonium.losses.targets import (
     Reduction,
     check,
     check_positive,
-    check_reduction,
     check_unit_interval,
     expectation,
     of_label,
-    reduce,
     without_label,
 )
 
 
-class SoftHKRMulticlassLoss(nn.Module):
+class SoftHKRMulticlassLoss(HingeKR):
     """Hinge-KR in which wrong classes count by a softmax: `(1 − α)·KR + α·hinge`.
 
     With weights `w_y = 1` and `w_j = softmax_{j≠y}(τ z)_j`, and signed logits `s_y = z_y`, `s_j = −z_j`:
@@ -55,17 +53,11 @@ class SoftHKRMulticlassLoss(nn.Module):
         *,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__()
-        check_unit_interval("alpha", alpha, OLD_ALPHA)
+        super().__init__(alpha, min_margin, reduction)
         check_unit_interval("alpha_mean", alpha_mean)
-        check_positive("min_margin", min_margin)
         check_positive("temperature", temperature)
-        check_reduction(reduction)
-        self.alpha = alpha
-        self.min_margin = min_margin
         self.alpha_mean = alpha_mean
         self.temperature = temperature
-        self.reduction = reduction
         self.register_buffer("mean", torch.tensor(float(min_margin)))
 
     @torch.no_grad()
@@ -81,7 +73,7 @@ class SoftHKRMulticlassLoss(nn.Module):
             self._update(logits)
         mean = self.mean.clone().clamp(min=self.min_margin)  # a copy: the next step changes the buffer in place
         tau = (self.temperature * self.min_margin / mean).clamp(*self._TEMPERATURE_RANGE)
-        return reduce(expectation(lambda z, y: self._of_index(z, y, tau), logits, labels), self.reduction)
+        return self.reduce(expectation(lambda z, y: self._of_index(z, y, tau), logits, labels))
 
     def _of_index(self, z: Tensor, y: Tensor, tau: Tensor) -> Tensor:
         weights = without_label(F.softmax(without_label(tau * z, y, -math.inf), dim=1), y, 1.0)
@@ -91,7 +83,7 @@ class SoftHKRMulticlassLoss(nn.Module):
         return (1 - self.alpha) * kr + self.alpha * hinge
 
 
-class LseHKRMulticlassLoss(nn.Module):
+class LseHKRMulticlassLoss(HingeKR):
     """Hinge-KR against a smooth maximum of the wrong classes: `(1 − α)·KR + α·hinge`.
 
     With the smooth rival `r = logsumexp_{j≠y}(t z_j)/t`: `KR = −(z_y − r)`, `hinge = relu(m/2 − z_y) + relu(m/2 + r)`.
@@ -112,20 +104,14 @@ class LseHKRMulticlassLoss(nn.Module):
     def __init__(
         self, alpha: float = 0.9, min_margin: float = 1.0, penalty: float = 1.0, *, reduction: Reduction = "mean"
     ) -> None:
-        super().__init__()
-        check_unit_interval("alpha", alpha, OLD_ALPHA)
-        check_positive("min_margin", min_margin)
+        super().__init__(alpha, min_margin, reduction)
         check_positive("penalty", penalty)
-        check_reduction(reduction)
-        self.alpha = alpha
-        self.min_margin = min_margin
         self.penalty = penalty
-        self.reduction = reduction
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss; labels are indices (n,) or probabilities (n, classes)."""
         logits, labels = check(logits, labels)
-        return reduce(expectation(self._of_index, logits, labels), self.reduction)
+        return self.reduce(expectation(self._of_index, logits, labels))
 
     def _of_index(self, z: Tensor, y: Tensor) -> Tensor:
         true = of_label(z, y)[:, 0]

@@ -11,18 +11,55 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from orthogonium.certification.radii import check_indices, check_logits
+from orthogonium.certification.radii import Head, check_head, check_indices, check_logits
 from orthogonium.errors import ParameterError, ShapeError
 
 Reduction = Literal["mean", "sum", "none"]
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "none": lambda values: values,
+}
 
 
-def check_reduction(reduction: str) -> None:
-    """One of the three known names."""
-    if reduction not in ("mean", "sum", "none"):
-        raise ParameterError(f"reduction is 'mean', 'sum' or 'none': got {reduction!r}.")
+class Loss(nn.Module):
+    """A loss with a value for each sample, and a reduction of them.
+
+    Args:
+        reduction: mean, sum or none.
+    """
+
+    def __init__(self, reduction: Reduction) -> None:
+        super().__init__()
+        if reduction not in _REDUCTIONS:
+            raise ParameterError(f"reduction is 'mean', 'sum' or 'none': got {reduction!r}.")
+        self.reduction = reduction
+
+    def reduce(self, values: Tensor) -> Tensor:
+        """Mean, sum, or the values themselves."""
+        return _REDUCTIONS[self.reduction](values)
+
+
+class RadiusLoss(Loss):
+    """A loss of certified radii, which depend on the constant of the network and on its last layer.
+
+    Args:
+        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        last_layer_type: "classwise" or "global".
+        reduction: mean, sum or none.
+    """
+
+    def __init__(self, L: float, last_layer_type: Head, reduction: Reduction) -> None:
+        super().__init__(reduction)
+        check_head(last_layer_type, L)
+        self.L = L
+        self.last_layer_type = last_layer_type
+
+    def head(self, head_weight: Tensor | None) -> Head | Tensor:
+        """The type of the last layer, or its weight where that is given."""
+        return self.last_layer_type if head_weight is None else head_weight
 
 
 def check_unit_interval(name: str, value: float, remedy: str = "") -> None:
@@ -35,14 +72,6 @@ def check_positive(name: str, value: float) -> None:
     """A positive, finite number."""
     if not 0 < value < float("inf"):
         raise ParameterError(f"{name} must be positive and finite: got {value}.")
-
-
-def reduce(values: Tensor, reduction: Reduction) -> Tensor:
-    """Mean, sum, or the values themselves."""
-    check_reduction(reduction)
-    if reduction == "none":
-        return values
-    return values.mean() if reduction == "mean" else values.sum()
 
 
 def check(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
