@@ -46,8 +46,8 @@ class OrthogonalKernel(Constraint):
         g, ci, co = geometry.groups, geometry.group_in, geometry.group_out
         self.rows = plan.orthonormal == "rows"
         self.has_rko = plan.method != "bcop"
-        # BCOP starts from a rotation unless it multiplies the RKO kernel directly.
-        self.rotate = not (self.has_rko and self.rows)
+        # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is none.
+        self.rotate = plan.method == "bcop" or (plan.method == "rko ⊛ bcop" and not self.rows)
         # Side of the projectors, and the other side of the kernel they are applied to.
         self.channels, self.columns = (max(ci, co), min(ci, co)) if not self.has_rko else (plan.inner_channels, ci)
         bases = count_bases(plan.bcop_size, self.rotate)
@@ -122,13 +122,11 @@ class OrthogonalKernel(Constraint):
         start = None
         if self.has_rko:
             rko = self._rko(raw[-1])
+            if self.plan.method == "rko":
+                return rko.reshape(self.geometry.weight_shape)
             if self.rows:  # (g, co, ci, *e) → (g, ci, co, *e)
                 start = rko.transpose(1, 2)
-        if len(raw) > self.has_rko:
-            x = compose(self.orthonormalize(raw[0]), self.plan.bcop_size, start, self.columns)
-        else:
-            assert start is not None
-            x = start
+        x = compose(self.orthonormalize(raw[0]), self.plan.bcop_size, start, self.columns)
         # x is (g, c, m, *taps); its columns are orthonormal at each frequency.
         if self.rows if self.has_rko else co < ci:
             return x.transpose(1, 2).reshape(self.geometry.weight_shape)  # from (g, ci, co, *taps)

@@ -27,6 +27,28 @@ from orthogonium.methods.rko import ReshapedKernel, overlap
 # ── what becomes of the weight ──
 
 
+class _Part(type):
+    """Class of a part of AOC by name, whose instances are also the adaptive layers that consist of this part alone.
+
+    0.0.4 returned the part itself. Which one that is depends on the sizes: one tap for each step is RKO, no stride is BCOP.
+    """
+
+    part: str
+    dims: int
+
+    def __instancecheck__(cls, layer: object) -> bool:
+        if super().__instancecheck__(layer) or not isinstance(layer, _AdaptiveWeight):
+            return super().__instancecheck__(layer)
+        if getattr(cls, "dims", None) != layer.geometry.dims or layer.transposed != issubclass(
+            cls, _OrthoConvTranspose
+        ):
+            return False
+        steps = layer.geometry.effective_stride
+        return cls.part == (
+            "rko" if layer.geometry.kernel_size == steps else "bcop" if set(steps) == {1} else "rko ⊛ bcop"
+        )
+
+
 class _AdaptiveWeight(ConstrainedConvNd):
     def constrain_weight(self, ortho_params: OrthoParams) -> None:
         """AOC: the construction that the geometry asks for."""
@@ -36,7 +58,9 @@ class _AdaptiveWeight(ConstrainedConvNd):
         constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
 
 
-class _BlockWeight(_AdaptiveWeight):
+class _BlockWeight(_AdaptiveWeight, metaclass=_Part):
+    part = "bcop"
+
     def constrain_weight(self, ortho_params: OrthoParams) -> None:
         """BCOP alone: stride 1."""
         if set(self.geometry.effective_stride) != {1}:
@@ -47,7 +71,13 @@ class _BlockWeight(_AdaptiveWeight):
         super().constrain_weight(ortho_params)
 
 
-class _ReshapedWeight(ConstrainedConvNd):
+class _ProductWeight(_AdaptiveWeight, metaclass=_Part):
+    part = "rko ⊛ bcop"
+
+
+class _ReshapedWeight(ConstrainedConvNd, metaclass=_Part):
+    part = "rko"
+
     def constrain_weight(self, ortho_params: OrthoParams) -> None:
         """RKO alone: orthogonal where windows do not overlap, 1-Lipschitz elsewhere."""
         kernel = ReshapedKernel(self.geometry, ortho_params)
@@ -237,13 +267,13 @@ class RkoConvTranspose2d(_ReshapedWeight, _OrthoConvTranspose, nn.ConvTranspose2
     dims = 2
 
 
-class BcopRkoConv2d(_AdaptiveWeight, _OrthoConv, nn.Conv2d):
+class BcopRkoConv2d(_ProductWeight, _OrthoConv, nn.Conv2d):
     """The product of RKO and BCOP by name: what `AdaptiveOrthoConv2d` builds."""
 
     dims = 2
 
 
-class BcopRkoConvTranspose2d(_AdaptiveWeight, _OrthoConvTranspose, nn.ConvTranspose2d):
+class BcopRkoConvTranspose2d(_ProductWeight, _OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `BcopRkoConv2d`."""
 
     dims = 2
