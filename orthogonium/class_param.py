@@ -30,7 +30,7 @@ class ClassParam:
         self.kwargs = kwargs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the stored function."""
+        """Call the function with the stored arguments and these."""
         if self.fct is None:
             return nn.Identity()
         return self.fct(*args, *self.args[len(args) :], **{**self.kwargs, **kwargs})

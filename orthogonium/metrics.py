@@ -122,5 +122,5 @@ class MeanCertifiedRadius(_CertifiedMetric):
         self.radius_sum += self._radii(logits, labels, head_weight).clamp(min=0).sum()
 
     def compute(self) -> Tensor:
-        """The mean radius."""
+        """The mean radius over all samples counted so far."""
         return self.radius_sum / self.total

@@ -46,7 +46,7 @@ def l2_pgd(
         steps: of each descent.
         restarts: number of descents. Note [Where the search looks].
         bounds: smallest and largest value of a pixel; by default points may leave the range of images.
-        seed: of the random starts.
+        seed: decides the random starts.
 
     >>> from orthogonium.attacks import l2_pgd
     >>> x = torch.tensor([[1.0, 0.0]] * 2)  # at distance 1/√2 from another class

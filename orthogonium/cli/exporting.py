@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Format(str, Enum):
-    """Kinds of files."""
+    """The formats a network can be written in."""
 
     onnx = "onnx"
     torch_export = "torch-export"

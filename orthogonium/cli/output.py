@@ -37,10 +37,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
 
 def print_json(value: Any) -> None:
-    """Print a JSON object."""
+    """Print one JSON object; ∞ and NaN, which JSON does not have, are an error."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def percent(x: float) -> str:
-    """A fraction as text."""
+    """A fraction with one decimal, in percent."""
     return f"{100 * x:.1f}%"

@@ -12,7 +12,7 @@ from orthogonium.cli.arguments import new_folder
 
 
 class Logger(str, Enum):
-    """What to log for."""
+    """Who reads the logs of a run."""
 
     csv = "csv"
     tensorboard = "tensorboard"

@@ -58,11 +58,11 @@ class Identity(Augmentation):
     """Leaves images as they are."""
 
     def draw(self, count: int, generator: Generator) -> Tensor:
-        """No numbers."""
+        """Nothing is random here: no numbers for each image."""
         return torch.empty(count, 0, dtype=torch.int64)
 
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """The images."""
+        """The images as they are."""
         return images
 
 
@@ -99,7 +99,7 @@ class CropFlip(Augmentation):
 
     @property
     def reach(self) -> int:
-        """The padding."""
+        """By as many pixels as were padded."""
         return self.padding
 
     def draw(self, count: int, generator: Generator) -> Tensor:
@@ -178,7 +178,7 @@ class Affine(Augmentation):
 
     @property
     def reach(self) -> float:
-        """The shift."""
+        """By as many pixels as images are shifted at most."""
         return self.shift
 
     def draw(self, count: int, generator: Generator) -> Tensor:

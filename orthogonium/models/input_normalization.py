@@ -44,7 +44,7 @@ class InputNormalization(nn.Module):
         return 1.0 if self.std is None else 1 / self.std.double().min().item()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
+        """Normalize each channel of `x`."""
         if x.dim() < 3 or x.shape[1] != len(self.mean):
             raise ShapeError(f"InputNormalization has {len(self.mean)} channels, on axis 1: got {tuple(x.shape)}.")
         shape = (-1, *[1] * (x.dim() - 2))
@@ -52,7 +52,7 @@ class InputNormalization(nn.Module):
         return y if self.std is None else y / self.std.reshape(shape)
 
     def extra_repr(self) -> str:
-        """The numbers."""
+        """Mean and std, for `print`."""
         return f"mean={self.mean.tolist()}" + ("" if self.std is None else f", std={self.std.tolist()}")
 
 

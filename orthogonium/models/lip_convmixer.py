@@ -20,7 +20,7 @@ from orthogonium.models.registry import member, register
 
 
 def mixer_groups(model: str, dim: int, channels_per_group: int) -> int:
-    """Number of groups, checked."""
+    """Number of groups of `channels_per_group` channels that make up `dim`."""
     if channels_per_group < 1 or dim % channels_per_group:
         raise ParameterError(f"{model}: channels_per_group must divide dim {dim}, got {channels_per_group}.")
     return dim // channels_per_group
@@ -45,9 +45,9 @@ def _convmixer(
         parts: its layers and its two ends.
         dim: channels of all convolutions.
         depth: number of pairs of them.
-        kernel_size: of the spatial ones.
-        channels_per_group: of the spatial ones.
-        skip: wraps the spatial ones, as the blocks of a residual network (`SKIPS`); None for nothing.
+        kernel_size: of the convolutions that mix space.
+        channels_per_group: channels that those mix with each other.
+        skip: wraps them, as the blocks of a residual network (`SKIPS`); None for nothing.
     """
     shape = check_image("lip_convmixer", image_shape, n_classes)
     groups = mixer_groups("lip_convmixer", dim, channels_per_group)

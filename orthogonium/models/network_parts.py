@@ -182,7 +182,7 @@ class Parts:
         return [*layer, *norm, *act]
 
     def convolution(self, cin: int, cout: int, kernel_size: int, stride: int = 1, groups: int = 1) -> nn.Module:
-        """The convolution alone."""
+        """A convolution without centering and activation; `⌈size/stride⌉` pixels."""
         options = {"padding_mode": self.padding_mode, "bias": self.bias, "groups": None if groups == 1 else groups}
         given = {name: value for name, value in options.items() if value is not None}
         if self.conv is None:

@@ -25,7 +25,7 @@ class Pretrained:
     """What trained weights are of, and what was measured with them.
 
     Attributes:
-        name: of the weights.
+        name: what `create_model(name, pretrained=True)` takes.
         model: of the architecture, one of `list_models()`.
         image_shape: (channels, height, width).
         n_classes: number of logits.
@@ -47,7 +47,7 @@ class Pretrained:
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
-        """The model, untrained."""
+        """The model these are weights of, with random ones."""
         entry = find(self.model)
         check_options(entry, self.options)
         return entry.build(self.image_shape, self.n_classes, **self.options)

@@ -13,7 +13,8 @@ from torch import nn
 from orthogonium.class_param import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import AdaptiveOrthoConv2d
-from orthogonium.models.network_parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, halved
+from orthogonium.models.patch_based_cnn import patches
 from orthogonium.models.published import (
     LAYER_CENTERING,
     MAXMIN,
@@ -49,17 +50,15 @@ def _staged(
     norm: Factory | None,
     pool: Factory | None,
 ) -> nn.Module:
-    channels, height, width = check_image(model, img_shape, n_classes)
+    (channels, height, width), patch = patches(model, img_shape, n_classes, patch_size)
     if not dim_repeats or any(dim < 1 or repeats < 1 for dim, repeats in dim_repeats):
         raise ParameterError(f"{model}: dim_repeats lists (channels, convolutions) of each stage: got {dim_repeats}.")
-    if patch_size < 1 or height % patch_size or width % patch_size:
-        raise ParameterError(f"{model}: patch_size must divide the image {height}×{width}, got {patch_size}.")
     parts = published_parts(conv, act, norm, norm_last=True)
     kernel_size = _kernel_size(conv)
     layers: list[nn.Module] = []
-    if patch_size > 1:
-        layers += parts.unit(channels, dim_repeats[0][0], patch_size, stride=patch_size)
-        channels, height, width = dim_repeats[0][0], height // patch_size, width // patch_size
+    if patch > 1:
+        layers += parts.unit(channels, dim_repeats[0][0], patch, stride=patch)
+        channels = dim_repeats[0][0]
     for stage, (dim, repeats) in enumerate(dim_repeats):
         if stage:
             layers += parts.unit(channels, dim, kernel_size, stride=2)

@@ -102,7 +102,7 @@ def evaluate(
         classes: their names.
         attacked: how many inputs to attack, evenly spread over the data; attacks are the slow part.
         method: of the attack, see `orthogonium.attacks.list_attacks`.
-        seed: of the attack.
+        seed: decides the random starts of the attack.
         batch_size: inputs per forward pass.
         tell: called with the name of each stage that begins.
 

@@ -51,7 +51,7 @@ def choose_samples(
     distances: Tensor | None = None,
     count: int = 8,
 ) -> Samples:
-    """Samples for a report.
+    """The inputs worth a look: largest and smallest certified radii, and the surest mistakes.
 
     Args:
         certificates: of these images.

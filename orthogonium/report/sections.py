@@ -27,7 +27,7 @@ History = Sequence[Mapping[str, Any]]
 
 
 def percent(x: float) -> str:
-    """A fraction as text."""
+    """A fraction with one decimal, in percent."""
     return f"{100 * x:.1f}%"
 
 
@@ -197,7 +197,7 @@ _KINDS = {"exact": "exact", "jacobian": "Jacobian at one input", "bounds": "ends
 
 
 def samples(chosen: Samples) -> str:
-    """Images with their radii."""
+    """The inputs that hold out longest and shortest, and wrong ones, each with its radius."""
     groups = (
         ("Most robust", chosen.most, "None was classified correctly."),
         ("Least robust", chosen.least, "All correct ones are shown above."),

@@ -48,7 +48,7 @@ def write_report(
         broken: certificates broken by other attacks than that of the curve, which are counted here.
         spectra: what `layer_spectra` returned.
         samples: what `choose_samples` returned.
-        title: of the page.
+        title: heading of the page; by default the name of the model.
         facts: further lines for the last table, e.g. the time of training.
 
     Returns:

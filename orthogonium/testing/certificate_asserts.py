@@ -50,9 +50,9 @@ def assert_certificate(
         radius: certified radii (n,), or one for all; inputs with a radius ≤ 0 claim nothing and are left out.
         labels: classes the certificates are about; the predictions by default.
         fraction: of the radius that is attacked, so that rounding of the attack itself does not matter.
-        steps: of the attack.
-        restarts: of the attack.
-        seed: of its random starts.
+        steps: of each descent; more find more.
+        restarts: number of descents, all but the first from random points.
+        seed: decides these points.
 
     >>> from orthogonium.testing import assert_certificate
     >>> assert_certificate(torch.nn.Identity(), torch.tensor([[1.0, 0.0]]), 0.5**0.5)

@@ -30,7 +30,7 @@ def find_counterexample(
         labels: classes to leave; the predictions by default.
         steps: of each descent.
         restarts: number of descents, the first of them from the input itself, the others from random points.
-        seed: of the random points.
+        seed: decides the random points.
 
     Returns:
         Which inputs were fooled, (n,), and the points found, (n, …), never outside of the balls.

@@ -109,7 +109,7 @@ def assert_orthogonal(
         input_shape: of one sample, small enough for an SVD.
         tolerance: allowed deviation from 1; by default what the dtype explains (1e-4 in float32, 1e-8 in float64).
         points: where a non-linear layer is looked at.
-        seed: of the points.
+        seed: decides the random points.
 
     >>> from orthogonium.layers import AdaptiveOrthoConv2d
     >>> from orthogonium.testing import assert_orthogonal

@@ -48,7 +48,7 @@ class WeightAverage(Callback):
 
     @torch.no_grad()
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Validate the average."""
+        """Put the average in place of the weights, for validation."""
         if self.average is not None:
             tensors = _averaged_tensors(pl_module.model)
             self._aside = [value.detach().clone() for value in tensors.values()]
@@ -68,6 +68,6 @@ class WeightAverage(Callback):
         return {"steps": self.steps, "average": self.average}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue an average."""
+        """Continue the average of a checkpoint."""
         self.steps = state_dict["steps"]
         self.average = state_dict["average"]

@@ -46,7 +46,7 @@ class CheckpointWriter(Checkpoint):
         self._saved_at = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Count from here."""
+        """Measure steps and minutes between checkpoints from here."""
         self._step = trainer.global_step
         self._saved_at = pl_module.clock.elapsed
 

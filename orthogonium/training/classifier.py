@@ -98,7 +98,7 @@ class LipschitzClassifier(LightningModule):
             super().__setattr__(name, value)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Logits (n, classes) of images."""
         return self.model(images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -195,7 +195,7 @@ class LipschitzClassifier(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take it back."""
+        """Continue from what `on_save_checkpoint` added."""
         state = checkpoint[CHECKPOINT_KEY]
         self.history = list(state["history"])
         self.clock.elapsed = state["elapsed"]

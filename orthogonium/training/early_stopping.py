@@ -23,7 +23,7 @@ class EarlyStopping(Callback):
     """Stops a run that no longer improves, once the journal has added the row of the epoch."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Look at the history."""
+        """Stop if the last validations brought nothing better."""
         patience = pl_module.recipe.early_stop
         if patience is not None and is_stalled(pl_module.history, pl_module.monitored, patience):
             trainer.should_stop = True

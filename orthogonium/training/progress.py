@@ -26,7 +26,7 @@ class ProgressBar(Callback):
         self._certified = ""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Open the bar."""
+        """Show the bar, in the first process."""
         if not trainer.is_global_zero:
             return
         self._certified = certified_key(pl_module.recipe.eps[0])

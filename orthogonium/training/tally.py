@@ -27,7 +27,7 @@ class Tally:
         logits: Tensor,  # (n, classes)
         labels: Tensor,  # (n,) or (n, classes)
     ) -> None:
-        """Count a batch."""
+        """Add the losses and hits of a batch."""
         if labels.dim() == 2:
             labels = labels.argmax(dim=1)
         n = labels.shape[0]
@@ -46,12 +46,12 @@ class Tally:
         return means(window)
 
     def reset(self) -> None:
-        """Start an epoch."""
+        """Forget all sums: an epoch begins."""
         self.loss, self.hits, self.samples = 0.0, 0, 0
         self._mark = torch.zeros(3)
 
     def state_dict(self) -> dict[str, Any]:
-        """Sums for a checkpoint."""
+        """The sums so far, for a checkpoint within an epoch."""
         return {"loss": self.loss, "hits": self.hits, "samples": self.samples}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:

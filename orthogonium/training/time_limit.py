@@ -22,7 +22,7 @@ class TimeLimit(Callback):
         pl_module.clock.listen()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the clock."""
+        """Read the clock once for each optimizer step; stop if it is time."""
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
