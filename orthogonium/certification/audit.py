@@ -14,7 +14,7 @@ from torch import nn
 
 from orthogonium.certification import render
 from orthogonium.certification.bound import compared, survey
-from orthogonium.certification.walk import Step
+from orthogonium.certification.steps import Step
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.certification.failures import RefutedError, TraceError, Unbounded, UnboundedError
+from orthogonium.certification.places import Places, as_written
 from orthogonium.certification.rounding import Error
 from orthogonium.certification.rules import ADVICE, RULES, WHOLES, recognized
 from orthogonium.certification.rules.arithmetic import Scale
@@ -20,9 +21,10 @@ from orthogonium.certification.rules.linear import Dense
 from orthogonium.certification.rules.movement import BESIDE_ANY_CONSTANT
 from orthogonium.certification.sources import decoded, owner_of_positions
 from orthogonium.certification.state import unchanged
+from orthogonium.certification.steps import Step
 from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Base, largest
-from orthogonium.certification.walk import Places, Step, Walk, as_written, walk_model
+from orthogonium.certification.walk import Walk, walk_model
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.spectral import exact_twin, steepest_quotient
 

@@ -21,47 +21,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orthogonium.certification.checks import check_constants, check_digits, check_overlap
 from orthogonium.certification.failures import TraceError, Unbounded
+from orthogonium.certification.operators import ALIASES, READS, functional_of
+from orthogonium.certification.places import Places, as_written
 from orthogonium.certification.rounding import Error, underflow, unit_roundoff
-from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Jump, NoBound
+from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
+from orthogonium.certification.steps import Step, type_name
 from orthogonium.certification.tracked import Memories, Tracked, plain, replaced, tensors_in
 from orthogonium.certification.values import Base, largest
-from orthogonium.layers.constrained import Constraint, Guarantee
+from orthogonium.certification.whole_call import WholeCall, untouched
+from orthogonium.layers.constrained import Guarantee
 
 _GENERAL = "Use operations with a bound, or divide the model so that this one lies outside."
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation of the model that may change distances."""
-
-    place: str
-    operation: str
-    factor: float  # Lipschitz constant of the operation
-    kind: str
-    bound: float  # of its output, with respect to the input of the network
-    sigma_min: float | None = None
-    sigma_max: float | None = None
-    stable_rank: float | None = None
-    slack: float = 0.0  # relative, of the factor
-    guarantee: str | None = None
-    method: str = ""
-    warnings: tuple[str, ...] = ()
-
-
-def type_name(module: nn.Module) -> str:
-    """Class of a module as written by its author."""
-    return parametrize.type_before_parametrizations(module).__name__
 
 
 class Walk(TorchDispatchMode):
@@ -254,9 +234,9 @@ class Walk(TorchDispatchMode):
             return self._random(func, args, kwargs, tensors)
         if all(t.constant for t in tracked):
             return self._constants(func, args, kwargs, tensors)
-        if func in _READS:
+        if func in READS:
             raise TraceError(
-                f"{self.place} calls {_READS[func]} on a value computed from the input, so that what the model computes may "
+                f"{self.place} calls {READS[func]} on a value computed from the input, so that what the model computes may "
                 "depend on it: the model is not one function to bound. Replace branches on values by tensor operations "
                 "(torch.where, clamp, max), and keep diagnostics out of forward."
             )
@@ -292,7 +272,7 @@ class Walk(TorchDispatchMode):
         return replaced(output, lambda t: known[id(t)] if id(t) in known else self.constant(t))
 
     def _apply(self, call: Call) -> Any:
-        if call.func.is_view or call.func in _ALIASES:
+        if call.func.is_view or call.func in ALIASES:
             return self._viewed(call)
         rule = self.rules.get(call.func)
         try:
@@ -304,14 +284,14 @@ class Walk(TorchDispatchMode):
                 reason, remedy = self.advice.get(name, ("No Lipschitz constant is known.", _GENERAL))
                 raise NoBound(reason, remedy)
             if call.func not in self.beside_any_constant:
-                _check_constants(call)
+                check_constants(call)
             effects = rule(call)
             if isinstance(effects, Tracked):
                 return effects
             for x in call.operands:
                 for base in x.used():
                     self.reveal(base)
-            _check_digits(call, effects, self.bases[0].dtype)
+            check_digits(call, effects, self.bases[0].dtype)
         except NoBound as missing:
             self.note(call.name, missing.reason, missing.remedy)
             outputs = tensors_in(call.output)
@@ -352,7 +332,7 @@ class Walk(TorchDispatchMode):
 
     def _reshaped(self, func: Any, args: Any, kwargs: Any) -> Tracked:
         """`unsqueeze_` and the like: another view of the same memory, by the same object."""
-        functional = _functional(func)
+        functional = functional_of(func)
         if functional is None or not functional.is_view:
             raise TraceError(
                 f"{self.place}: {func} changes the shape of a tensor in place. Use a function that returns a view."
@@ -370,7 +350,7 @@ class Walk(TorchDispatchMode):
         """An operator that writes: its functional counterpart, then the write."""
         call = Call(self, func, args, kwargs)
         target = call[written[0]]
-        functional = _functional(func)
+        functional = functional_of(func)
         if len(written) != 1 or functional is None or not isinstance(target, Tensor):
             raise TraceError(
                 f"{self.place}: what {func} writes is not followed. Use functions that return their results."
@@ -380,7 +360,7 @@ class Walk(TorchDispatchMode):
                 f"{self.place} writes a value computed from the input into a tensor that it keeps ({call.name}): a "
                 "parameter, a buffer or a tensor from outside of the call. The model then depends on earlier calls."
             )
-        _check_overlap(self.place, target, call.operands)
+        check_overlap(self.place, target, call.operands)
         names = [a.name for a in functional._schema.arguments]
         value = self._dispatched(functional, (), {n: call[n] for n in names})
         if isinstance(value, (tuple, list)):
@@ -409,7 +389,7 @@ class Walk(TorchDispatchMode):
         """Note [As a whole]."""
         rule = self.wholes.get(fn)
         owner = args[0] if args and isinstance(args[0], nn.Module) else None
-        if rule is None or self.paused or (owner is not None and not _untouched(owner)):
+        if rule is None or self.paused or (owner is not None and not untouched(owner)):
             return NotImplemented
         with self.pause():
             call = WholeCall(self, fn, args)
@@ -472,90 +452,7 @@ class Walk(TorchDispatchMode):
         self.steps.append(Step(self.place, bound=after, **(fields | (effect.step or {}))))
 
 
-class WholeCall:
-    """A call of a function that is taken as a whole: what `rules.call.Call` is for operators."""
-
-    def __init__(self, walk: Walk, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.walk, self.fn, self.args = walk, fn, args
-        self.name = type_name(args[0]) if isinstance(args[0], nn.Module) else fn.__name__
-        self.output: Tensor = fn(*plain(args))
-
-    @property
-    def first_output(self) -> Tensor:
-        """The output."""
-        return self.output
-
-    @property
-    def operands(self) -> list[Tracked]:
-        """The arguments that depend on the input."""
-        return [t for t in self.args if isinstance(t, Tracked) and not t.constant]
-
-    together = Call.together
-    merged = Call.merged
-    _check_places = Call._check_places
-    rounded = Call.rounded
-    broadcast = Call.broadcast
-
-
 _RANDOM = ("It draws random numbers: each call is another function.", "Call model.eval(), or leave the noise out.")
-_aten = torch.ops.aten
-_ALIASES = {_aten._unsafe_view.default, _aten.lift_fresh.default, _aten._reshape_alias.default}
-_READS = {
-    _aten._local_scalar_dense.default: "item",
-    _aten.equal.default: "equal",
-    _aten.is_nonzero.default: "bool",
-    _aten.nonzero.default: "nonzero",
-    _aten.allclose.default: "allclose",
-    _aten.masked_select.default: "masked_select",
-    _aten._unique2.default: "unique",
-    _aten.bincount.default: "bincount",
-}
-
-
-def _check_constants(call: Call) -> None:
-    """Weights that are infinite or NaN make no function."""
-    for t in tensors_in((call.args, call.kwargs)):
-        if not (isinstance(t, Tracked) and not t.constant):
-            inner = t.value if isinstance(t, Tracked) else t
-            if inner.is_floating_point() and not bool(inner.isfinite().all()):
-                raise NoBound(*NOT_FINITE)
-
-
-def _check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
-    """A result of fewer digits than its operands and the network have, or of integers, is a step function."""
-    first = effects if isinstance(effects, (Effect, Jump)) else effects[0]
-    if isinstance(first, Jump):
-        return
-    output = call.first_output
-    if not output.is_floating_point():
-        raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
-    finest = min((torch.finfo(x.dtype).eps for x in call.operands if x.is_floating_point()), default=math.inf)
-    if torch.finfo(output.dtype).eps > max(finest, torch.finfo(own).eps):
-        raise NoBound(
-            f"It rounds to {output.dtype}, in a network of {own}: a step function.",
-            "Give the whole model that dtype (model.to(dtype)), for which certify deducts the rounding.",
-        )
-
-
-def _positions(t: Tensor) -> Tensor:
-    """Where the entries of a tensor lie in its memory."""
-    count = t.untyped_storage().nbytes() // t.dtype.itemsize
-    return torch.arange(count).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1)
-
-
-def _check_overlap(place: str, target: Tracked, operands: Sequence[Tracked]) -> None:
-    """What is written must not be read again by the same operator."""
-    own = _positions(target.value)
-    others = [x for x in operands if x.memory is target.memory and x is not target and not _same_view(x, target)]
-    if len(own.unique()) != len(own) or any(bool(torch.isin(_positions(x.value), own).any()) for x in others):
-        raise TraceError(
-            f"{place} writes in place into memory that the operator also reads. Write into a copy (x.clone())."
-        )
-
-
-def _same_view(x: Tracked, y: Tracked) -> bool:
-    a, b = x.value, y.value
-    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
 def _without_values(tensors: Sequence[Tensor]) -> bool:
@@ -591,95 +488,6 @@ def _flat(inner: Tensor, owner: Tensor | None) -> Tensor | None:
     flat = torch.full((inner.untyped_storage().nbytes() // inner.dtype.itemsize,), -1, dtype=torch.long)
     flat.as_strided(inner.shape, inner.stride()).copy_(owner.expand(inner.shape))
     return flat
-
-
-def _functional(func: Any) -> Any:
-    """The operator that returns what `func` writes: of the same arguments, without the one only written to."""
-    schema = func._schema
-    name = schema.name.split("::")[-1]
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    if packet is None or not schema.name.startswith("aten::"):
-        return None
-    wanted = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
-    for overload in packet.overloads():
-        candidate = getattr(packet, overload)
-        own = candidate._schema
-        if any(a.alias_info is not None and a.alias_info.is_write for a in own.arguments):
-            continue
-        if [(a.name, str(a.type)) for a in own.arguments] == wanted:
-            return candidate
-    return None
-
-
-_SETTINGS = {"__init__", "extra_repr", "__repr__", "__doc__", "__module__", "__qualname__", "__annotations__"}
-_SETTINGS |= {"__static_attributes__", "__firstlineno__", "__parameters__", "__orig_bases__"}
-
-
-def _untouched(module: nn.Module) -> bool:
-    """Whether all methods of a layer are those of ours that its theorem is about."""
-    kind = parametrize.type_before_parametrizations(module)
-    if any(callable(value) and hasattr(kind, name) for name, value in vars(module).items()):
-        return False
-    for parent in kind.__mro__:
-        if parent.__module__.startswith("orthogonium."):
-            return all(
-                not hasattr(parent, name)
-                for child in kind.__mro__[: kind.__mro__.index(parent)]
-                for name in set(vars(child)) - _SETTINGS
-            )
-    return False
-
-
-class Places:
-    """Which module is running, by hooks on all of them: before their own, and after."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.names: dict[int, str] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
-            self.names.setdefault(id(module), name)
-        self.running: list[nn.Module] = []
-        self.failed = ""  # the innermost module that raised
-
-    @property
-    def place(self) -> str:
-        """Name of the module that is running."""
-        return self.names[id(self.running[-1])] or "(model)" if self.running else "(model)"
-
-    @contextmanager
-    def followed(
-        self, entered: Callable[..., None] | None = None, left: Callable[..., None] | None = None
-    ) -> Iterator[None]:
-        """While the model runs; `left(module, args, output)` is called before a module is left."""
-
-        def enter(module: nn.Module, args: Any) -> None:
-            self.running.append(module)
-            if entered is not None:
-                entered()
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if output is None:
-                self.failed = self.failed or self.place
-            elif left is not None:
-                left(module, args, output)
-            self.running.pop()
-
-        hooks = []
-        for module in self.model.modules():
-            if not isinstance(module, (torch.jit.ScriptModule, Constraint, parametrize.ParametrizationList)):
-                hooks.append(module.register_forward_pre_hook(enter, prepend=True))
-                hooks.append(module.register_forward_hook(leave, always_call=True))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def as_written() -> AbstractContextManager[Any]:
-    """While what `torch.compile` has made runs as it was written."""
-    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    return nullcontext() if stance is None else stance("force_eager")
 
 
 def walk_model(model: nn.Module, zeros: Tensor, walk: Walk) -> Any:

@@ -1,0 +1,60 @@
+"""What must hold of a call before its rule may be believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.certification.failures import TraceError
+from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Jump, NoBound
+from orthogonium.certification.tracked import Tracked, tensors_in
+
+
+def check_constants(call: Call) -> None:
+    """Weights that are infinite or NaN make no function."""
+    for t in tensors_in((call.args, call.kwargs)):
+        if not (isinstance(t, Tracked) and not t.constant):
+            inner = t.value if isinstance(t, Tracked) else t
+            if inner.is_floating_point() and not bool(inner.isfinite().all()):
+                raise NoBound(*NOT_FINITE)
+
+
+def check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
+    """A result of fewer digits than its operands and the network have, or of integers, is a step function."""
+    first = effects if isinstance(effects, (Effect, Jump)) else effects[0]
+    if isinstance(first, Jump):
+        return
+    output = call.first_output
+    if not output.is_floating_point():
+        raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
+    finest = min((torch.finfo(x.dtype).eps for x in call.operands if x.is_floating_point()), default=math.inf)
+    if torch.finfo(output.dtype).eps > max(finest, torch.finfo(own).eps):
+        raise NoBound(
+            f"It rounds to {output.dtype}, in a network of {own}: a step function.",
+            "Give the whole model that dtype (model.to(dtype)), for which certify deducts the rounding.",
+        )
+
+
+def _positions(t: Tensor) -> Tensor:
+    """Where the entries of a tensor lie in its memory."""
+    count = t.untyped_storage().nbytes() // t.dtype.itemsize
+    return torch.arange(count).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1)
+
+
+def check_overlap(place: str, target: Tracked, operands: Sequence[Tracked]) -> None:
+    """What is written must not be read again by the same operator."""
+    own = _positions(target.value)
+    others = [x for x in operands if x.memory is target.memory and x is not target and not _same_view(x, target)]
+    if len(own.unique()) != len(own) or any(bool(torch.isin(_positions(x.value), own).any()) for x in others):
+        raise TraceError(
+            f"{place} writes in place into memory that the operator also reads. Write into a copy (x.clone())."
+        )
+
+
+def _same_view(x: Tracked, y: Tracked) -> bool:
+    a, b = x.value, y.value
+    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
