@@ -44,7 +44,7 @@ _MINIMAX = (
     (2.022039, -1.383518, 0.373861),
 )
 _QUINTIC = (15 / 8, -10 / 8, 3 / 8)
-_SHIFT = 4.0  # in units of eps·‖H‖
+_FLOOR = 4.0  # of eigenvalues, in units of eps·‖H‖
 
 
 def _is_nested() -> bool:
@@ -80,6 +80,9 @@ class _Sylvester(torch.autograd.Function):
     @staticmethod
     def forward(h: Tensor, b: Tensor) -> Tensor:  # (..., r, r), (..., k, r, r)
         values, vectors = torch.linalg.eigh(h)
+        eps = torch.finfo(h.dtype).eps
+        # Keeps the gradient of rank-deficient matrices finite. A shift would do so at the cost of all small eigenvalues.
+        values = values.maximum(_FLOOR * eps * values[..., -1:].clamp_min(eps))
         vectors = vectors[..., None, :, :]
         sums = values[..., None, :, None] + values[..., None, None, :]
         return vectors @ ((vectors.mT @ b @ vectors) / sums) @ vectors.mT
@@ -114,14 +117,10 @@ def _sylvester(h: Tensor, b: Tensor) -> Tensor:
 def _derivative(w: Tensor, q: Tensor, v: Tensor) -> Tensor:  # (..., r, c), r ≤ c
     """Note [Derivative of the polar factor]."""
     h, a = w @ q.mT, v @ q.mT
-    # A shift keeps the gradient of rank-deficient matrices finite; the largest row sum bounds ‖H‖.
-    info = torch.finfo(h.dtype)
-    identity = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
-    norm = h.detach().abs().sum(-1).amax(-1)[..., None, None].clamp_min(info.eps)
-    h = (h + h.mT) / 2 + _SHIFT * info.eps * norm * identity
-    skew = a - a.mT
+    h, skew = (h + h.mT) / 2, a - a.mT
     if w.shape[-2] == w.shape[-1]:
         return _sylvester(h, skew[..., None, :, :])[..., 0, :, :] @ q
+    identity = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
     x, inverse = _sylvester(h, torch.stack((skew, (2 * identity).expand_as(skew)), -3)).unbind(-3)
     return x @ q + inverse @ (v - a @ q)
 

@@ -31,14 +31,14 @@ def full_precision(function: Callable[P, Result]) -> Callable[P, Result]:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         first = tensors[0]
         rounded = products_are_rounded() and first.device.type != "mps"  # which rounds none, and has no float64
-        holds = rounded and has_values(*tensors)
+        holds = (rounded or autocasts(first)) and has_values(*tensors)
         wide = torch.float64 if rounded and not holds else torch.float32
         wider_args = [_widen(a, wide) for a in args]
         wider_kwargs = {name: _widen(a, wide) for name, a in kwargs.items()}
-        evaluate = held(function) if holds else function
-        if autocasts(first):
+        if autocasts(first) and not holds:
             with torch.autocast(first.device.type, enabled=False):
-                return _to(evaluate(*wider_args, **wider_kwargs), first.dtype)
+                return _to(function(*wider_args, **wider_kwargs), first.dtype)
+        evaluate = held(function) if holds else function
         return _to(evaluate(*wider_args, **wider_kwargs), first.dtype)
 
     return run

@@ -10,6 +10,11 @@ constraints turns these settings off and puts them back, also after an exception
   is on, it is computed in float64, which none of them touches. That takes twice the time on CPUs and the GPUs of data
   centres, and longer on GPUs that are slow in float64; `freeze`, or the default setting, spares it.
 
+Autocast reaches derivatives, too, where `backward` or `autograd.grad` is called inside of it. What is built under autocast
+holds it off in its derivatives as well. Not so what is built outside and derived inside, nor what `torch.func` derives
+inside: there, parts of a derivative are as exact as autocast makes them. Torch advises against all of these: end autocast
+with the forward pass.
+
 The settings are global, torch has none for a thread. Threads that build at the same time share one hold, which ends with
 the last of them; until then the products of all other threads are in full precision too, and a setting that another thread
 makes may be undone.
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -88,14 +93,25 @@ def full_products() -> Iterator[None]:
                     step()
 
 
+@contextmanager
+def _full_arithmetic(x: Tensor) -> Iterator[None]:
+    """The same outside autocast, where `x` is."""
+    device = x.device.type
+    with full_products(), torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+        yield
+
+
 def held(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with full products in it and in its derivatives of every order; it returns a tensor, or a tuple of them."""
+    """`function` with full products, outside autocast, and so its derivatives of every order.
+
+    It returns a tensor, or a tuple of them.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         tensors = {key: a for key, a in arguments.items() if isinstance(a, Tensor)}
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors.values()):
-            with full_products():
+            with _full_arithmetic(next(iter(tensors.values()))):
                 return function(*args, **kwargs)
         is_tuple = False
 
@@ -118,7 +134,7 @@ class _Held(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.function, ctx.wanted = function, ctx.needs_input_grad[1:]
-        with full_products(), torch.enable_grad():
+        with _full_arithmetic(tensors[0]), torch.enable_grad():
             inputs = [t.detach().requires_grad_(wants) for t, wants in zip(tensors, ctx.wanted, strict=True)]
             outputs = function(*inputs)
         ctx.graph = inputs, outputs
@@ -132,7 +148,7 @@ class _Held(torch.autograd.Function):
             derivative = partial(_derivative_of, ctx.function, ctx.wanted)
             found = iter(_Held.apply(derivative, *tensors, *grads))
         else:
-            with full_products():
+            with _full_arithmetic(tensors[0]):
                 inputs, outputs = ctx.graph
                 found = iter(_derivative(inputs, outputs, grads, ctx.wanted))
         return None, *(next(found) if wants else None for wants in ctx.wanted)

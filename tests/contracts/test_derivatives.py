@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad, functional
 from torch.func import functional_call, grad, jvp, vjp
+from torch.utils.checkpoint import checkpoint
 
 from orthogonium.methods import aoc
 from tests.contracts.test_contracts import LAYERS as ALL
@@ -107,3 +108,32 @@ def test_second_derivatives_of_factors_in_turn(name, monkeypatch):
     monkeypatch.setattr(aoc.OrthogonalKernel, "convolve", lambda *a: applied.append(1) or convolve(*a))
     check(*problem(name))
     assert applied
+
+
+def _derivatives(layer, inside, evaluate):
+    """First and second derivatives of a loss of `evaluate(layer)` under autocast; taken inside of it, or afterwards."""
+    raw = list(layer.parametrizations.weight.parameters())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = evaluate(layer).flatten()
+        with torch.autocast("cpu", enabled=inside):
+            first = torch.autograd.grad((value * torch.linspace(-1, 1, len(value))).sin().sum(), raw, create_graph=True)
+            along = sum((g * torch.linspace(-1, 1, g.numel()).view_as(g)).sum() for g in first)
+            second = torch.autograd.grad(along, raw, allow_unused=True, materialize_grads=True)
+    return [*first, *second]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_derivatives_of_weights_that_are_taken_inside_autocast(name):
+    layer, _ = make(name)
+    inside, outside = (_derivatives(layer, inside, lambda layer: layer.weight) for inside in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
+
+
+@pytest.mark.parametrize("name", ["OrthoLinear-EXP", "AOC", "SOC", "SLL-AOC"])
+def test_activation_checkpoints_under_autocast(name):
+    layer, x = make(name)
+    plain, recomputed = (
+        _derivatives(layer, False, evaluate)
+        for evaluate in (lambda layer: layer(x), lambda layer: checkpoint(layer, x, use_reentrant=False))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(plain, recomputed, strict=True))
