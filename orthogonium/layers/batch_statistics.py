@@ -59,6 +59,7 @@ class BatchStatistics(nn.Module):
     running_mean: Tensor
     num_batches_tracked: Tensor
     bias: nn.Parameter | None
+    least_values = 2  # of each channel, in a training batch
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class BatchStatistics(nn.Module):
     def batch_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of each channel over the (global) batch, and the number of values it was taken over."""
         local_count = x.numel() // self.num_features
-        if local_count < 2 and not self._is_synced():
+        if local_count < self.least_values and not self._is_synced():
             raise ShapeError(
                 f"{type(self).__name__} subtracts the mean of the batch in training, so it needs more than one value "
                 f"per channel: got shape {tuple(x.shape)}. Use larger batches (drop_last=True), or eval mode."

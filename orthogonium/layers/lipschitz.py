@@ -154,7 +154,7 @@ def _transposed_convolution(dims: int, doc: str) -> Callable[..., nn.Module]:
             "device": device,
             "dtype": dtype,
         }
-        return _make(cls, method, arguments, options)
+        return _make(cls, method, arguments, {**METHODS[method].conv_options, **options})
 
     return _named(make, f"LipschitzConvTranspose{dims}d", doc)
 

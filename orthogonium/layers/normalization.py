@@ -6,6 +6,8 @@ costs nothing: in eval it is a translation.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,11 +20,16 @@ from orthogonium.layers.constrained import Guarantee
 class BatchCentering(BatchStatistics):
     """Subtracts the mean of each channel and adds a trainable bias: `x − μ_c + b_c`, for inputs (n, c, …) of any rank.
 
-    In training `μ` is the mean of the batch, over space too, and gradients flow through it; in eval it is the
-    running mean, a buffer. In a distributed world the batch is the global one (`sync`).
+    In eval `μ` is the running mean, a buffer. In training it is, by `subtract`,
 
-    Guarantee: in eval a translation, so an isometry; in training an orthogonal projection of the batch (plus the
-    bias), so 1-Lipschitz.
+    - "batch": the mean of the batch, over space too, and gradients flow through it;
+    - "running": the running mean, the batch included, as a constant: training and eval compute the same, a single value is
+      enough, and the derivative is the identity (0.0.4).
+
+    In a distributed world the batch is the global one (`sync`).
+
+    Guarantee: in eval and for "running" a translation, so an isometry; for "batch", in training, an orthogonal projection of
+    the batch (plus the bias), so 1-Lipschitz.
 
     Args:
         num_features: number of channels `c`.
@@ -32,6 +39,7 @@ class BatchCentering(BatchStatistics):
         process_group: the processes to synchronise; None means all.
         device: where parameters and buffers live.
         dtype: their type.
+        subtract: which mean training subtracts, "batch" or "running".
 
     >>> from orthogonium.layers.normalization import BatchCentering
     >>> center = BatchCentering(3, momentum=None)
@@ -43,17 +51,46 @@ class BatchCentering(BatchStatistics):
     True
     """
 
-    guarantee = Guarantee("orthogonal", "in eval (a translation); in training 1-Lipschitz (an orthogonal projection)")
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float | None = 0.1,
+        *,
+        bias: bool = True,
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        subtract: Literal["batch", "running"] = "batch",
+    ) -> None:
+        if subtract not in ("batch", "running"):
+            raise ParameterError(
+                f"BatchCentering subtracts the mean of the 'batch' or the 'running' one: got {subtract!r}."
+            )
+        super().__init__(
+            num_features, momentum, bias=bias, sync=sync, process_group=process_group, device=device, dtype=dtype
+        )
+        self.subtract = subtract
+        self.least_values = 2 if subtract == "batch" else 1  # one value is its own mean: nothing would be left of it
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """An isometry, but for the projection of a batch in training."""
+        if self.subtract == "running":
+            return Guarantee("orthogonal", "always (a translation)")
+        return Guarantee("orthogonal", "in eval (a translation); in training 1-Lipschitz (an orthogonal projection)")
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
         check_channels(x, self.num_features, type(self).__name__)
+        mean: Tensor | None = None
         if self.training:
-            mean, _ = self.batch_mean(x)
+            mean, _ = self.batch_mean(x if self.subtract == "batch" else x.detach())
             self.num_batches_tracked.add_(1)
             self.track(self.running_mean, mean)
-        else:
-            mean = self.running_mean.to(precise(x.dtype))
+        if mean is None or self.subtract == "running":
+            # A copy, which the next step does not write to.
+            mean = self.running_mean.to(precise(x.dtype), copy=self.training)
         shift = -mean if self.bias is None else self.bias - mean
         return (x + per_channel(shift, x)).to(x.dtype)
 

@@ -108,6 +108,7 @@ _ENTRIES = (
         conv_transpose=_family("conv.soc:AdaptiveSOCConvTranspose{}d"),
         linear="linear:OrthoLinear",
         linear_options={"ortho_params": EXP_ORTHO_PARAMS},
+        conv_options={"padding_to": "kernel"},
     ),
     Method(
         "aol",

@@ -11,6 +11,7 @@ from orthogonium.layers import (
     AdaptiveOrthoConv1d,
     AdaptiveOrthoConv2d,
     AdaptiveOrthoConvTranspose2d,
+    BatchCentering2D,
     BcopRkoConv2d,
     BcopRkoConvTranspose2d,
     FastBlockConv1d,
@@ -64,3 +65,20 @@ def test_a_matrix_for_each_pixel_stores_as_many_numbers_as_its_weight(channels):
     with torch.device("meta"):
         layer = AdaptiveOrthoConv2d(*channels, kernel_size=1, bias=False)
     assert sum(p.numel() for p in layer.parameters()) == channels[0] * channels[1]
+
+
+def test_centering_by_the_running_mean_is_a_translation_in_training_too():
+    center = BatchCentering2D(3, momentum=0.1, subtract="running")
+    x = (torch.randn(4, 3, 5, 5) + 3).requires_grad_()
+    running = torch.zeros(3)
+    for _ in range(2):
+        y = center(x)
+        running = 0.9 * running + 0.1 * x.detach().mean((0, 2, 3))
+        torch.testing.assert_close(y, x - running.view(1, 3, 1, 1))
+        cotangent = torch.randn_like(x)
+        assert torch.equal(torch.autograd.grad(y, x, cotangent)[0], cotangent)
+    torch.testing.assert_close(center.eval()(x), y)
+    assert center.train()(torch.randn(1, 3, 1, 1)).shape == (1, 3, 1, 1)
+    assert str(center.guarantee) == "all singular values 1, always (a translation)"
+    with pytest.raises(ValueError, match="'batch' or the 'running'"):
+        BatchCentering2D(3, subtract="sample")

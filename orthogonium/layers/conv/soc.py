@@ -1,13 +1,25 @@
-"""Adaptive skew orthogonal convolutions (SOC) in 1-D, 2-D and 3-D, and their transposes; method in `methods/soc.py`."""
+"""Adaptive skew orthogonal convolutions (SOC) in 1-D, 2-D and 3-D, and their transposes; method in `methods/soc.py`.
+
+Note [Padding of a grown kernel]
+The kernel grows with the order of the series, and nobody wants the size of images to depend on how exact a layer is. So
+integers given as `padding` are relative to a size that does not: that of order 3, 7×7 for a 3×3 kernel, as in 0.0.4
+(`padding_to="series"`), or the one that was asked for, as torch counts (`padding_to="kernel"`; the layers by the name of
+their method do that). The layer adds half of what its kernel is larger to each side. Where that is odd, the strided sizes of
+torch come out all the same if images shall keep theirs (`padding = (k − 1)/2`: "same"), or with one pixel more or less of
+`output_padding`; else the padding is refused. An integer that keeps the image at the layer's own order does so, too.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import nn
 
+from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.kernels.exponential import smallest_singular_value
-from orthogonium.kernels.geometry import Size
+from orthogonium.kernels.exponential import grown_size, smallest_singular_value
+from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.constrained import Guarantee
 from orthogonium.layers.conv.base import (
     ConstrainedConv,
@@ -19,6 +31,66 @@ from orthogonium.layers.conv.base import (
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.constraint import constrain
 from orthogonium.methods.soc import SkewExponentialKernel
+
+PaddingTo = Literal["series", "kernel"]
+
+
+class _SeenPadding:
+    """Integers of `padding` as the user means them, in terms of the grown kernel. Note [Padding of a grown kernel]."""
+
+    def __init__(self, kernel: SkewExponentialKernel, padding: Size | str, padding_to: PaddingTo) -> None:
+        if padding_to not in ("series", "kernel"):
+            raise ParameterError(f"padding_to is 'series' or 'kernel', got {padding_to!r}.")
+        self.geometry, self.own, self.padding = kernel.geometry, kernel.kernel_size, padding
+        order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
+        self.seen = self.geometry.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
+
+    def _extra(self) -> list[int]:
+        """Pixels that the grown kernel reaches further on each axis, both sides together."""
+        axes = zip(self.own, self.seen, self.geometry.dilation, strict=True)
+        return [d * (own - seen) for own, seen, d in axes]
+
+    def _amounts(self) -> tuple[int, ...] | None:
+        """The integers, if there are any."""
+        if isinstance(self.padding, str):
+            return None
+        return to_tuple(self.padding, self.geometry.dims, "padding", minimum=0)
+
+    def _keeps(self, amounts: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+        """Whether this is half of what a kernel of these sizes takes away."""
+        return all(2 * p == d * (k - 1) for p, k, d in zip(amounts, sizes, self.geometry.dilation, strict=True))
+
+    def of_convolution(self) -> Size | str:
+        """Padding of the grown kernel."""
+        amounts = self._amounts()
+        if amounts is None or self._keeps(amounts, self.own):
+            return self.padding
+        if not any(extra % 2 for extra in self._extra()):
+            return tuple(p + extra // 2 for p, extra in zip(amounts, self._extra(), strict=True))
+        if self._keeps(amounts, self.seen):
+            return "same"
+        raise self._refusal(amounts, "padding='same'")
+
+    def of_transpose(self, output_padding: Size) -> tuple[Size | str, Size]:
+        """Padding and output padding of the grown kernel."""
+        amounts = self._amounts()
+        if amounts is None or self._keeps(amounts, self.own):
+            return self.padding, output_padding
+        given = to_tuple(output_padding, self.geometry.dims, "output_padding", minimum=0)
+        own, outputs = [], []
+        for p, extra, o, s in zip(amounts, self._extra(), given, self.geometry.stride, strict=True):
+            if extra % 2 and s == 1:
+                raise self._refusal(amounts, "an odd kernel_size")
+            output = o if extra % 2 == 0 else o - 1 if o else 1
+            own.append(p + (extra + output - o) // 2)
+            outputs.append(output)
+        return tuple(own), tuple(outputs)
+
+    def _refusal(self, amounts: tuple[int, ...], remedy: str) -> GeometryError:
+        return GeometryError(
+            f"The kernel of size {self.geometry.kernel_size} grows to {self.own} (a skew kernel has odd sizes): no padding "
+            f"gives the images that {amounts} would give with {self.seen}. Use {remedy}."
+        )
 
 
 class _SkewWeight(ConstrainedConvNd):
@@ -59,6 +131,7 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
         dtype: torch.dtype | None = None,
         order: int = 4,
         niter: int = 1,
+        padding_to: PaddingTo = "series",
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
@@ -67,7 +140,7 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
             out_channels,
             kernel.kernel_size,
             stride,
-            padding,
+            _SeenPadding(kernel, padding, padding_to).of_convolution(),
             dilation,
             groups,
             bias,
@@ -96,9 +169,11 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
         dtype: torch.dtype | None = None,
         order: int = 4,
         niter: int = 1,
+        padding_to: PaddingTo = "series",
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
+        padding, output_padding = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
         super().__init__(
             in_channels,
             out_channels,
@@ -120,8 +195,8 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     """Nearly orthogonal 2-D convolution with the explicit kernel `Σ_{j ≤ order} Kʲ / j!` of a skew K; also depthwise.
 
     `kernel_size` k is that of K: the exponential has the size `order·(k − 1) + 1` (9×9 for a 3×3 kernel and order 4). This
-    grown kernel is `layer.weight`, its size `layer.kernel_size`, and padding refers to it; `layer.skew_kernel_size` is the
-    size of K. A skew kernel has odd sizes: an even k gets one tap more. With a stride, an orthogonal kernel of the size
+    grown kernel is `layer.weight`, its size `layer.kernel_size` and its padding `layer.padding`; `layer.skew_kernel_size` is
+    the size of K. A skew kernel has odd sizes: an even k gets one tap more. With a stride, an orthogonal kernel of the size
     `e = min(stride, k)` follows (RKO), and K has the size `k − e + 1`, or one more where that is even.
 
     | order | smallest singular value, at least | 3×3 grows to |
@@ -141,7 +216,8 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
         out_channels: of the result.
         kernel_size: an integer or one for each axis; so are `stride`, `padding` and `dilation`.
         stride: distance of the windows.
-        padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers, relative to the grown kernel.
+        padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers: images are as large as with the kernel
+            of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3 (Note [Padding of a grown kernel]).
         dilation: distance of the taps.
         groups: number of groups of channels that do not mix; one channel per group is fine.
         bias: whether to add a learned bias.
@@ -152,6 +228,7 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
         order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
         niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come
             closer to norm 1, and doubles the size of the Gram kernel behind the bound.
+        padding_to: "kernel" to count integers of `padding` from `kernel_size`, as torch does, instead of the "series".
 
     >>> layer = AdaptiveSOCConv2d(8, 8, kernel_size=3, groups=8)
     >>> layer.weight.shape, layer.kernel_size, layer.skew_kernel_size
@@ -178,7 +255,7 @@ class AdaptiveSOCConv3d(_SOCConv, nn.Conv3d):
 
 
 class AdaptiveSOCConvTranspose2d(_SOCConvTranspose, nn.ConvTranspose2d):
-    """The adjoint of `AdaptiveSOCConv2d`, with the arguments of `nn.ConvTranspose2d`, `ortho_params`, `order` and `niter`.
+    """The adjoint of `AdaptiveSOCConv2d`, with the arguments of `nn.ConvTranspose2d`, and the others of that one.
 
     Guarantee: that of `AdaptiveSOCConv2d`, where the stride must divide the output size.
 
