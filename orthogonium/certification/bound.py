@@ -17,8 +17,8 @@ from orthogonium.certification.places import Places, as_written
 from orthogonium.certification.rounding import Error
 from orthogonium.certification.rules import ADVICE, RULES, WHOLES, recognized
 from orthogonium.certification.rules.arithmetic import Scale
-from orthogonium.certification.rules.linear import Dense
 from orthogonium.certification.rules.movement import BESIDE_ANY_CONSTANT
+from orthogonium.certification.rules.products import Dense
 from orthogonium.certification.sources import decoded, owner_of_positions
 from orthogonium.certification.state import unchanged
 from orthogonium.certification.steps import Step

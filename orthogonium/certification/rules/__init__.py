@@ -1,6 +1,15 @@
 """Lipschitz constants of ATen operators: one closed table, by overload object. What has no entry has no bound."""
 
-from orthogonium.certification.rules import arithmetic, entrywise, linear, movement, pooling, reductions
+from orthogonium.certification.rules import (
+    additions,
+    arithmetic,
+    convolutions,
+    entrywise,
+    movement,
+    pooling,
+    products,
+    reductions,
+)
 from orthogonium.certification.rules.advice import ADVICE
 from orthogonium.certification.rules.patterns import recognized
 from orthogonium.certification.rules.wholes import WHOLES
@@ -10,7 +19,9 @@ RULES = {
     **entrywise.RULES,
     **arithmetic.RULES,
     **reductions.RULES,
-    **linear.RULES,
+    **products.RULES,
+    **convolutions.RULES,
+    **additions.RULES,
     **pooling.RULES,
 }
 

@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, NoBound
+from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, NoBound, constant_of, is_value
 from orthogonium.certification.tracked import Tracked
 
 aten = torch.ops.aten
-
-
-def _is_value(x: Any) -> bool:
-    return isinstance(x, Tracked) and not x.constant
 
 
 def number(x: Any, dtype: torch.dtype, inverse: bool = False) -> Tensor:
@@ -63,9 +59,9 @@ def summed(call: Call) -> Effect:
         raise NoBound(*NOT_FINITE)
     if call.func in _REVERSED:
         x, y = y, x
-    values = [(t, f) for t, f in ((x, 1.0), (y, alpha)) if _is_value(t)]
+    values = [(t, f) for t, f in ((x, 1.0), (y, alpha)) if is_value(t)]
     for other in (x, y):
-        if not _is_value(other) and not bool(number(other, call.output.dtype).isfinite().all()):
+        if not is_value(other) and not bool(number(other, call.output.dtype).isfinite().all()):
             raise NoBound("It adds a constant that is not finite.", "Check the buffers of the model.")
     terms = tuple(call.broadcast(t).scaled(_up(f * f)) for t, f in values)
     origin = None
@@ -85,9 +81,9 @@ def summed(call: Call) -> Effect:
 def multiplied(call: Call) -> Effect:
     """`c·x`; the product of two values has no bound."""
     x, c = call["self"], call["other"]
-    if _is_value(x) and _is_value(c):
+    if is_value(x) and is_value(c):
         raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
-    x, c = (x, c) if _is_value(x) else (c, x)
+    x, c = (x, c) if is_value(x) else (c, x)
     return times_constant(call, x, number(c, call.output.dtype))
 
 
@@ -96,7 +92,7 @@ def divided(call: Call) -> Effect:
     x, c = call["self"], call["other"]
     if call.given.get("rounding_mode") is not None:
         raise NoBound("Division with rounding jumps.", "Leave out rounding_mode.")
-    if _is_value(c):
+    if is_value(c):
         raise NoBound(
             "Division by a value is not Lipschitz.",
             "Divide by constants, or clamp: x / norm.clamp(min=1) has the constant 1.",
@@ -132,7 +128,7 @@ def interpolated(call: Call) -> Effect:
     slack = 1 + torch.finfo(call.output.dtype).eps  # weights that are computed are rounded, too
     terms = []
     for name, c in (("self", (1 - weight) * slack), ("end", weight * slack)):
-        if _is_value(call[name]):
+        if is_value(call[name]):
             x = call[name]
             terms.append(call.broadcast(x).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(x, c))
     return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
@@ -142,11 +138,11 @@ def added_products(call: Call) -> Effect:
     """`addcmul` and `addcdiv` with constants: `x + v·a·b` where a or b is constant."""
     x, a, b, v = call["self"], call["tensor1"], call["tensor2"], float(call["value"])
     inverse = call.func is aten.addcdiv.default
-    if (_is_value(a) and _is_value(b)) or (inverse and _is_value(b)):
+    if (is_value(a) and is_value(b)) or (inverse and is_value(b)):
         raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
-    terms = [call.broadcast(x)] if _is_value(x) else []
-    if _is_value(a) or _is_value(b):
-        value, c = (a, number(b, call.output.dtype)) if _is_value(a) else (b, number(a, call.output.dtype))
+    terms = [call.broadcast(x)] if is_value(x) else []
+    if is_value(a) or is_value(b):
+        value, c = (a, number(b, call.output.dtype)) if is_value(a) else (b, number(a, call.output.dtype))
         c = _finite(v * (1 / c if inverse else c)) * (1 + torch.finfo(call.output.dtype).eps)
         terms.append(call.broadcast(value).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(value, c))
     return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
@@ -155,6 +151,30 @@ def added_products(call: Call) -> Effect:
 _EXTREMES = {aten.maximum.default, aten.minimum.default, aten.fmax.default, aten.fmin.default}
 _SUBTRACTIONS = {aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.rsub.Tensor}
 _REVERSED = {aten.rsub.Scalar, aten.rsub.Tensor}
+
+
+def normalized(call: Call) -> Any:
+    """BatchNorm in eval: `γ/√(Var + ε)` for each channel."""
+    x = call["input"]
+    if call.given.get("training"):
+        raise NoBound(
+            "BatchNorm in training (or InstanceNorm) divides by the deviation of its input: no bound.",
+            "Call model.eval(), keep running statistics, or use BatchCentering.",
+        )
+    if not is_value(x) or len(call.operands) != 1:
+        raise NoBound("It depends on several values.", "Use constants for all but the input.")
+    variance, gamma = constant_of(call["running_var"]).detach().cpu().double(), call["weight"]
+    scale = (variance + call["eps"]).rsqrt() * (1 + 1e-12)
+    if gamma is not None:
+        scale = scale * constant_of(gamma).detach().cpu().double().abs()
+    if not bool(scale.isfinite().all()):
+        raise NoBound(*NOT_FINITE)
+    weights = scale.square().reshape(1, -1, *[1] * (x.dim() - 2)).expand(x.shape)
+    effect = Effect((x.form(weights),), call.together(x, ()), call.rounded(4.0, 4.0 * float(scale.max())))
+    empty = [Effect((), torch.full(t.shape, -1)) for t in call.output[1:]]
+    return [effect, *empty]
+
+
 RULES: dict[Any, Any] = {
     **dict.fromkeys([aten.add.Tensor, aten.add.Scalar, *_SUBTRACTIONS], summed),
     **dict.fromkeys([aten.mul.Tensor, aten.mul.Scalar], multiplied),
@@ -164,4 +184,5 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys([aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor], clamped),
     **dict.fromkeys([aten.lerp.Scalar, aten.lerp.Tensor], interpolated),
     **dict.fromkeys([aten.addcmul.default, aten.addcdiv.default], added_products),
+    **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default], normalized),
 }

@@ -212,6 +212,16 @@ def _in_front(owner: Tensor, batch: int) -> Tensor | None:
     return None if bool(((owner < 0) | (owner == expected)).all()) else owner
 
 
+def is_value(x: Any) -> bool:
+    """Whether an argument depends on the input of the network."""
+    return isinstance(x, Tracked) and not x.constant
+
+
+def constant_of(x: Any) -> Tensor:
+    """The tensor that a constant is."""
+    return x.value if isinstance(x, Tracked) else x
+
+
 def scaled(call: Call, x: Tracked, factor: float, owner: Tensor | None, local: Local, **more: Any) -> Effect:
     """A `factor`-Lipschitz function of one value."""
     if not factor >= 0:

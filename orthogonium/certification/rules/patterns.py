@@ -18,7 +18,7 @@ from torch import Tensor
 
 from orthogonium.certification.rounding import ULPS
 from orthogonium.certification.rules.arithmetic import Scale
-from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
+from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound, is_value
 from orthogonium.certification.rules.entrywise import Compared, Sloped
 from orthogonium.certification.rules.pooling import averages
 from orthogonium.certification.rules.reductions import Reduced
@@ -44,10 +44,6 @@ class Sign:
         self.energy = energy
 
 
-def _is_value(x: Any) -> bool:
-    return isinstance(x, Tracked) and not x.constant
-
-
 def _inner(x: Any) -> Tensor:
     if isinstance(x, Tensor):
         return (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64)
@@ -55,12 +51,12 @@ def _inner(x: Any) -> Tensor:
 
 
 def _same(x: Any, codes: Tensor) -> bool:
-    return _is_value(x) and x.shape == codes.shape and torch.equal(x.codes, codes) and bool((codes > 0).all())
+    return is_value(x) and x.shape == codes.shape and torch.equal(x.codes, codes) and bool((codes > 0).all())
 
 
 def _origin(x: Any, kind: type) -> Any:
     """What the whole of `x` was computed by, if by something of this kind."""
-    base = x.whole if _is_value(x) else None
+    base = x.whole if is_value(x) else None
     if base is None or tuple(base.shape) != tuple(x.shape) or tuple(base.stride) != x.value.stride():
         return None
     return base.origin if isinstance(base.origin, kind) else None
@@ -83,7 +79,7 @@ def recognized(call: Call, rule: Any) -> Any:
 
 def _energy_of(x: Any) -> Energy | None:
     """The energy that a tensor consists of."""
-    if not _is_value(x):
+    if not is_value(x):
         return None
     base = x.whole
     if base is not None:
@@ -101,12 +97,12 @@ def _squared(call: Call) -> Jump | None:
     """`x²` and `x·x`."""
     x = call["self"]
     if call.func is aten.pow.Tensor_Scalar:
-        if call["exponent"] != 2 or not _is_value(x) or _energy_of(x) is not None:
+        if call["exponent"] != 2 or not is_value(x) or _energy_of(x) is not None:
             return None
         form = x.form()
     else:
         other = call["other"]
-        if not (_is_value(x) and _is_value(other)) or x.shape != other.shape or not torch.equal(x.codes, other.codes):
+        if not (is_value(x) and is_value(other)) or x.shape != other.shape or not torch.equal(x.codes, other.codes):
             return None
         if bool((x.codes <= 0).any()) and not torch.equal(_inner(x), _inner(other)):
             return None
@@ -133,7 +129,7 @@ def _kept(call: Call, rule: Any) -> Any:
         energy = Energy(Form())
         for argument, factor in (("self", 1.0), ("other", 1.0 if alpha is None else float(alpha))):
             value = call[argument]
-            if _is_value(value):
+            if is_value(value):
                 own = _energy_of(value)
                 assert own is not None
                 copies = call.output.numel() / max(value.numel(), 1)
@@ -141,8 +137,8 @@ def _kept(call: Call, rule: Any) -> Any:
             elif bool((_inner(value) < 0).any()) or not bool(_inner(value).isfinite().all()):
                 return None
     elif name in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-        value, c = (call["self"], call["other"]) if _is_value(call["self"]) else (call["other"], call["self"])
-        if _is_value(c) or (value is not call["self"] and "div" in call.name):
+        value, c = (call["self"], call["other"]) if is_value(call["self"]) else (call["other"], call["self"])
+        if is_value(c) or (value is not call["self"] and "div" in call.name):
             return None
         factors = _inner(c) if "mul" in call.name else 1 / _inner(c)
         if not bool((factors >= 0).all()) or not bool(factors.isfinite().all()):
@@ -223,7 +219,7 @@ def _shrunk(call: Call) -> Effect | None:
 def _softsign(call: Call) -> Effect | None:
     """`x/(c + |x|)`: slopes in [0, 1/c]."""
     x, below = call["self"], _origin(call["other"], Scale)
-    if below is None or not _is_value(x) or float(below.coefficient.min()) != 1 or float(below.coefficient.max()) != 1:
+    if below is None or not is_value(x) or float(below.coefficient.min()) != 1 or float(below.coefficient.max()) != 1:
         return None
     base = whole_base(below.codes, call.walk.bases)
     absolute = base.origin if base is not None else None
@@ -240,7 +236,7 @@ def _softsign(call: Call) -> Effect | None:
 def _projected(call: Call) -> Effect | None:
     """`x/max(c, ‖x‖)`: the projection onto a ball, divided by its radius c."""
     x, y = call["self"], call["other"]
-    if not (_is_value(x) and _is_value(y)) or y.value.dim() != x.value.dim():
+    if not (is_value(x) and is_value(y)) or y.value.dim() != x.value.dim():
         return None
     base = y.used()[0] if len(y.used()) == 1 else None
     clamp = base.origin if base is not None and isinstance(base.origin, Sloped) else None
@@ -273,7 +269,7 @@ def _projected(call: Call) -> Effect | None:
 def _chosen(call: Call) -> Effect | None:
     """`where(x > c, a, b)` of pieces that are affine in x and meet at c."""
     condition = call["condition"]
-    if not _is_value(condition):
+    if not is_value(condition):
         return None
     test = _origin(condition, Compared)
     if test is None:
@@ -297,7 +293,7 @@ def _chosen(call: Call) -> Effect | None:
 def _affine(x: Any, codes: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
     """Slope and constant of `x` as an affine function of the entries `codes`, entry by entry."""
     slope = torch.zeros(shape, dtype=torch.float64)
-    if not _is_value(x):
+    if not is_value(x):
         return slope, _inner(x).expand(shape)
     slope, constant, own = slope + 1, slope, x.codes.expand(shape)
     while not torch.equal(own, codes):

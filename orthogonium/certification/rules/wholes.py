@@ -13,8 +13,9 @@ from orthogonium.certification.block_kernels import NoBoundError
 from orthogonium.certification.rounding import ULPS, product_roundoff, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound
+from orthogonium.certification.rules.convolutions import Transposed
 from orthogonium.certification.rules.entrywise import Sloped
-from orthogonium.certification.rules.linear import Transposed, measured
+from orthogonium.certification.rules.measured import measured
 from orthogonium.certification.sources import codes_of, whole_base
 from orthogonium.certification.tracked import Tracked
 from orthogonium.layers.activations.elementwise import absolute, concatenated_relu, n_activation
