@@ -174,6 +174,9 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list
             )
     walk.check_alike(output)
     form = output.form()
+    if math.isinf(form.bound) and not walk.unbounded:  # by way of operations that are known together only
+        for base in walk.bases:
+            walk.reveal(base)
     rounding = Error()
     for base, w in form.items():
         rounding = rounding.plus(base.error.scaled(math.sqrt(largest(w))))

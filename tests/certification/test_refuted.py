@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from orthogonium.certification import RefutedError
+from orthogonium import lipschitz_bound
+from orthogonium.certification import RefutedError, UnboundedError
 from tests.certification.networks import Fn
 from tests.certification.soundness import REFUSALS, sound_or_refused
 
@@ -223,3 +224,14 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_names_prove_nothing(name):
     sound_or_refused(function(NAMES[name]), (4,))
+
+
+def test_roots_of_squares_of_indices_have_no_bound():
+    """Known patterns do not hide that what they were applied to jumps."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return F.lp_pool1d(x.argsort(-1).to(x), 2, 2)
+
+    with pytest.raises(UnboundedError, match="argsort|sort|Indices"):
+        lipschitz_bound(Model(), (2, 4))
