@@ -149,10 +149,10 @@ def _factors(block: LipschitzBlock, kernels: BlockKernels) -> tuple[Tensor, Tens
     if not parametrize.is_parametrized(block, "weight"):
         return None
     chain = block.parametrizations.weight  # type: ignore[union-attr]
-    constraint = chain[0]  # type: ignore[index]
-    if not isinstance(constraint, FusedKernels):
+    kernel = getattr(chain[0], "kernel", None)  # type: ignore[index]
+    if not isinstance(kernel, FusedKernels):
         return None
-    pre, w, _, post = constraint.parts(*(p.detach().to("cpu", torch.float64) for p in chain.parameters()))  # type: ignore[union-attr]
+    pre, w, _, post = kernel.parts(*(p.detach().to("cpu", torch.float64) for p in chain.parameters()))  # type: ignore[union-attr]
     if pre is None:
         return None
     groups = len(kernels.exponents)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from orthogonium.layers.constrained import Constraint
+from orthogonium.layers.parametrization import Constraint
 
 
 class Places:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orthogonium.layers.constrained import Constraint
+from orthogonium.layers.parametrization import Constraint
 
 
 @contextmanager

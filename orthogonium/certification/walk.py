@@ -39,7 +39,7 @@ from orthogonium.certification.steps import Step, type_name
 from orthogonium.certification.tracked import Memories, Tracked, plain, replaced, tensors_in
 from orthogonium.certification.values import Base, largest
 from orthogonium.certification.whole_call import WholeCall, untouched
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 _GENERAL = "Use operations with a bound, or divide the model so that this one lies outside."
 

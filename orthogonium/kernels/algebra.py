@@ -14,13 +14,14 @@ from torch import Tensor
 
 from orthogonium.errors import ShapeError
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def spatial_dims(kernel: Tensor) -> int:
     """1, 2 or 3."""
     dims = kernel.dim() - 2
-    if dims not in _CONV:
+    if dims not in CONV:
         raise ShapeError(f"A kernel has shape (out, in/groups, *size) with 1 to 3 sizes, got {tuple(kernel.shape)}.")
     return dims
 
@@ -49,7 +50,7 @@ def block_conv(
     # The taps convolve: correlate with the flipped outer kernel, the input channels of `inner` being the batch.
     flipped = outer.flip(tuple(range(2, 2 + dims)))
     padding = [size - 1 for size in outer.shape[2:]]
-    return _CONV[dims](inner.transpose(0, 1), flipped, padding=padding, groups=groups).transpose(0, 1)
+    return CONV[dims](inner.transpose(0, 1), flipped, padding=padding, groups=groups).transpose(0, 1)
 
 
 def _multiply_taps(inner: Tensor, outer: Tensor, groups: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Constrained layers and everything else a 1-Lipschitz network is made of, in one flat place to import from."""
 
 from orthogonium.layers.channel_shuffle import ChannelShuffle
-from orthogonium.layers.constrained import Guarantee
 from orthogonium.layers.conv.aoc import (
     AdaptiveOrthoConv1d,
     AdaptiveOrthoConv2d,
@@ -11,10 +10,6 @@ from orthogonium.layers.conv.aoc import (
     AdaptiveOrthoConvTranspose3d,
     BcopRkoConv2d,
     BcopRkoConvTranspose2d,
-    FastBlockConv2d,
-    FastBlockConvTranspose2D,
-    RKOConv2d,
-    RkoConvTranspose2d,
 )
 from orthogonium.layers.conv.aol import (
     AOLConv1d,
@@ -26,16 +21,22 @@ from orthogonium.layers.conv.aol import (
     AOLConvTranspose2d,
     AOLConvTranspose3d,
 )
-from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
-from orthogonium.layers.conv.init import conv_orthogonal_
-from orthogonium.layers.conv.parts import (
+from orthogonium.layers.conv.bcop import (
     FastBlockConv1d,
+    FastBlockConv2d,
     FastBlockConv3d,
     FastBlockConvTranspose1d,
+    FastBlockConvTranspose2D,
     FastBlockConvTranspose3d,
+)
+from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
+from orthogonium.layers.conv.init import conv_orthogonal_
+from orthogonium.layers.conv.rko import (
     RKOConv1d,
+    RKOConv2d,
     RKOConv3d,
     RKOConvTranspose1d,
+    RkoConvTranspose2d,
     RKOConvTranspose3d,
 )
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
@@ -80,6 +81,7 @@ from orthogonium.layers.global_pooling import (
     ScaledAdaptiveAvgPool,
     ScaledGlobalAvgPool,
 )
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.layers.linear import AOLLinear, OrthoLinear, SpectralLinear, UnitNormLinear
 from orthogonium.layers.lipschitz import (

@@ -1,7 +1,7 @@
 """Blocks with an activation inside, `y = Sx + Cσ(Ax + b)`, that are 1-Lipschitz as a whole.
 
-Their kernels A, C (and S, where the skip connection is not the identity) come out of one constraint and are packed in
-the vector `weight`: built once per step, and once in eval.
+Their kernels A, C (and S, where the skip connection is not the identity) are built together, once per step and once in
+eval, and stored one after the other in the vector `weight`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Constrained, Guarantee
+from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.parametrization import Constrained, constrain
 from orthogonium.layers.slopes import Activation, bounded_slopes
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.methods.constraint import constrain
-from orthogonium.methods.packing import Device, PackedConstraint
+from orthogonium.methods.kernel import Device, Kernels
+
+
+class Packing:
+    """Shapes of tensors that are stored one after the other in a vector.
+
+    >>> a, b = Packing((2, 3), (4,)).unpack(torch.arange(10))
+    >>> a.shape, b.shape
+    (torch.Size([2, 3]), torch.Size([4]))
+    """
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self.shapes = shapes
+        self.sizes = [math.prod(shape) for shape in shapes]
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """The tensors, as views."""
+        return [t.view(shape) for t, shape in zip(packed.split(self.sizes), self.shapes, strict=True)]
 
 
 class LipschitzBlock(Constrained):
@@ -30,14 +47,12 @@ class LipschitzBlock(Constrained):
         super().__init__()
         self.activation = bounded_slopes(activation, type(self).__name__)
 
-    def constrain_weight(
-        self, constraint: PackedConstraint, bias: bool, device: Device, dtype: torch.dtype | None
-    ) -> None:
+    def constrain_weight(self, kernels: Kernels, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         """Parametrize `weight`, and add the bias of the inner units, uniform within 1/√fan_in."""
-        self.packing = constraint.packing
+        self.packing = Packing(*kernels.shapes)
         dtype = dtype or torch.get_default_dtype()
         self.weight = nn.Parameter(torch.empty(sum(self.packing.sizes), device=device, dtype=dtype))
-        constrain(self, constraint, constraint.initial(device, dtype))
+        constrain(self, kernels)
         inner, *fan_in = self.packing.shapes[0]
         self.bias = None
         if bias:

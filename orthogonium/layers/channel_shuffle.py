@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 
 class ChannelShuffle(nn.Module):

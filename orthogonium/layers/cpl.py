@@ -8,7 +8,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.block import DenseBlock, check_sizes
 from orthogonium.layers.slopes import Activation
 from orthogonium.methods.cpl import PotentialKernels
-from orthogonium.methods.packing import Device
+from orthogonium.methods.kernel import Device
 
 
 class CPLLinear(DenseBlock):

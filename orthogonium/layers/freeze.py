@@ -7,7 +7,7 @@ from copy import deepcopy
 from torch import nn
 from torch.nn.utils import parametrize
 
-from orthogonium.methods.constraint import Constraint
+from orthogonium.layers.parametrization import Constraint
 
 
 def freeze(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.pooling import root_of_sum
 
 _ADAPTIVE_AVG_POOL: dict[int, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
@@ -76,7 +76,7 @@ class GlobalL2NormPool(_GlobalPool):
     tensor([[5.]])
     """
 
-    guarantee = Guarantee("orthogonal", "of the Jacobian where no channel is all zero")
+    guarantee = Guarantee("orthogonal", note="of the Jacobian where no channel is all zero")
 
     def _pool(self, x: Tensor) -> Tensor:
         return root_of_sum(x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(dim=2)).to(x.dtype)
@@ -95,7 +95,7 @@ class GlobalMaxPool(_GlobalPool):
     tensor([[3.]])
     """
 
-    guarantee = Guarantee("orthogonal", "of the Jacobian at every input")
+    guarantee = Guarantee("orthogonal", note="of the Jacobian at every input")
 
     def _pool(self, x: Tensor) -> Tensor:
         return x.max(dim=2).values
@@ -140,7 +140,7 @@ class ScaledAdaptiveAvgPool(nn.Module):
     tensor([[[[4., 4.]]]])
     """
 
-    guarantee = Guarantee("lipschitz", "always (orthogonal where the output size divides the input size)")
+    guarantee = Guarantee("lipschitz", note="always (orthogonal where the output size divides the input size)")
 
     def __init__(self, output_size: int | tuple[int, ...]) -> None:
         super().__init__()

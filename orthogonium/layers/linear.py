@@ -7,10 +7,10 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.layers.constrained import Constrained, Guarantee
+from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.parametrization import Constrained, constrain
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aol import AlmostOrthogonalKernel
-from orthogonium.methods.constraint import Constraint, constrain
 from orthogonium.methods.rko import OrthogonalMatrix
 from orthogonium.methods.spectral import UnitBall, UnitRows
 
@@ -31,10 +31,6 @@ class _ConstrainedLinear(Constrained, nn.Linear):
                 f"{type(self).__name__} needs at least one input and one output, got {in_features}→{out_features}."
             )
         super().__init__(in_features, out_features, bias, device, dtype)
-
-    def constrain_weight(self, constraint: Constraint) -> None:
-        """Parametrize `weight`, from a random start."""
-        constrain(self, constraint, constraint.initial(self.weight.device, self.weight.dtype))
 
     def singular_values(self) -> tuple[float, float, float]:
         """`(σ_min, σ_max, stable rank)` of the weight by SVD in float64.
@@ -79,12 +75,12 @@ class OrthoLinear(_ConstrainedLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.constrain_weight(OrthogonalMatrix((out_features, in_features), ortho_params))
+        constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params))
 
     @property
     def guarantee(self) -> Guarantee:
         """All singular values are 1."""
-        return Guarantee("orthogonal", "for raw parameters of full rank")
+        return Guarantee("orthogonal", note="for raw parameters of full rank")
 
 
 class UnitNormLinear(_ConstrainedLinear):
@@ -105,12 +101,12 @@ class UnitNormLinear(_ConstrainedLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.constrain_weight(UnitRows((out_features, in_features)))
+        constrain(self, UnitRows((out_features, in_features)))
 
     @property
     def guarantee(self) -> Guarantee:
         """Each output is 1-Lipschitz."""
-        return Guarantee("lipschitz", "for each output by itself")
+        return Guarantee("lipschitz", each_output=True)
 
 
 class SpectralLinear(_ConstrainedLinear):
@@ -135,7 +131,7 @@ class SpectralLinear(_ConstrainedLinear):
         if niter < 0:
             raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.constrain_weight(UnitBall((out_features, in_features), niter))
+        constrain(self, UnitBall((out_features, in_features), niter))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -168,7 +164,7 @@ class AOLLinear(_ConstrainedLinear):
         super().__init__(in_features, out_features, bias, device, dtype)
         # A matrix is a kernel without axes.
         kernel = AlmostOrthogonalKernel(ConvGeometry.of(0, in_features, out_features, ()), niter)
-        self.constrain_weight(kernel)
+        constrain(self, kernel)
 
     @property
     def guarantee(self) -> Guarantee:

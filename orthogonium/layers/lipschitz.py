@@ -18,8 +18,7 @@ from torch import nn
 from orthogonium.errors import ParameterError
 from orthogonium.kernels.geometry import Size
 from orthogonium.methods import METHODS, Method
-
-Device = torch.device | str | None
+from orthogonium.methods.kernel import Device
 
 
 def layer_class(path: str) -> Callable[..., nn.Module]:

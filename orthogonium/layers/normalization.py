@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.batch_statistics import BatchStatistics, check_channels, per_channel, precise
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 
 class BatchCentering(BatchStatistics):
@@ -77,8 +77,9 @@ class BatchCentering(BatchStatistics):
     def guarantee(self) -> Guarantee:
         """An isometry, but for the projection of a batch in training."""
         if self.subtract == "running":
-            return Guarantee("orthogonal", "always (a translation)")
-        return Guarantee("orthogonal", "in eval (a translation); in training 1-Lipschitz (an orthogonal projection)")
+            return Guarantee("orthogonal", note="always (a translation)")
+        note = "in eval (a translation); in training 1-Lipschitz (an orthogonal projection)"
+        return Guarantee("orthogonal", note=note)
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
@@ -194,7 +195,7 @@ class LayerCentering(nn.Module):
     True
     """
 
-    guarantee = Guarantee("lipschitz", "always (an orthogonal projection plus a translation)")
+    guarantee = Guarantee("lipschitz", note="always (an orthogonal projection plus a translation)")
     bias: nn.Parameter | None
 
     def __init__(

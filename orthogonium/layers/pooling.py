@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 Size = int | tuple[int, ...]
 
@@ -176,7 +176,7 @@ class L2NormPool(_WindowPool):
     def guarantee(self) -> Guarantee:
         """Orthogonal without overlap, else 1-Lipschitz."""
         if self.scale == 1:
-            return Guarantee("orthogonal", "of the Jacobian where no window is all zero")
+            return Guarantee("orthogonal", note="of the Jacobian where no window is all zero")
         return Guarantee("lipschitz")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class ScaledMaxPool(_WindowPool):
     def guarantee(self) -> Guarantee:
         """Orthogonal without overlap, else 1-Lipschitz."""
         if self.scale == 1:
-            return Guarantee("orthogonal", "of the Jacobian at every input")
+            return Guarantee("orthogonal", note="of the Jacobian at every input")
         return Guarantee("lipschitz")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
@@ -33,7 +33,7 @@ def _precise(x: Tensor) -> Tensor:
 
 
 class _Residual(nn.Module):
-    guarantee = Guarantee("lipschitz", "for every 1-Lipschitz fn")
+    guarantee = Guarantee("lipschitz", note="for every 1-Lipschitz fn")
 
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

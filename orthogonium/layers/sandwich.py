@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.block import DenseBlock, check_sizes
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.linear import OrthoLinear
 from orthogonium.layers.slopes import Activation, is_homogeneous
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
-from orthogonium.methods.packing import Device
+from orthogonium.methods.kernel import Device
 from orthogonium.methods.sandwich import SandwichKernels
 
 
@@ -114,7 +114,7 @@ class LBDN(nn.Module):
     @property
     def guarantee(self) -> Guarantee:
         """γ-Lipschitz."""
-        return Guarantee("lipschitz", f"after division by {self.lipschitz}")
+        return Guarantee("lipschitz", constant=self.lipschitz)
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the network to vectors."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 _TORCH_MODE = {"zeros": "constant", "circular": "circular", "reflect": "reflect", "replicate": "replicate"}

@@ -37,7 +37,7 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.fourier import gram, hermitian_taps, symbol, symmetric_symbol
 from orthogonium.linalg import random_orthogonal
-from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.kernel import ConvKernel, Device
 
 _WIDEST_RATIO = 30.0  # of two weights, as a logarithm: e³⁰ ≈ 1e13 leaves float32 room for everything else
 
@@ -141,7 +141,7 @@ def stack_phases(kernel: Tensor, strides: Sequence[int]) -> Tensor:  # (g, m, n,
     return x.permute(order).flatten(2, 2 + dims)
 
 
-class AlmostOrthogonalKernel(Constraint):
+class AlmostOrthogonalKernel(ConvKernel):
     """AOL kernel of a geometry. Raw parameters: a kernel of the weight's shape, and the logarithms q of the weights.
 
     Scales the side with fewer channels, where the Gram matrix is smaller and its rows are closer to orthogonal: output
@@ -151,13 +151,13 @@ class AlmostOrthogonalKernel(Constraint):
 
     def __init__(self, geometry: ConvGeometry, niter: int) -> None:
         super().__init__()
-        check_steps(niter, type(self).__name__)
+        check_steps(niter, "AOL")
         self.geometry, self.niter = geometry, niter
         columns = geometry.group_in * math.prod(geometry.effective_stride)
         self.rows = geometry.group_out <= columns
         self.channels = min(geometry.group_out, columns)
 
-    def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """An orthogonal tap in the middle and a little noise, which gives each gradient a direction; q = 0."""
         g = self.geometry
         e = g.effective_stride
@@ -184,11 +184,11 @@ class AlmostOrthogonalKernel(Constraint):
         unit = torch.where(largest > 0, largest, torch.ones_like(largest))
         dtype = raw[0].dtype
         wide = torch.float64 if raw[0].device.type == "cpu" else dtype  # Note [Kinks]
-        exact = (raw[0].to(wide) / unit).unflatten(0, (g.groups, -1))
+        precise = (raw[0].to(wide) / unit).unflatten(0, (g.groups, -1))
         weights = positive_weights(raw[1].to(wide)) if len(raw) > 1 else None
-        stacked = stack_phases(exact, e) if max(e, default=1) > 1 else exact
+        stacked = stack_phases(precise, e) if max(e, default=1) > 1 else precise
         t = _gram_diagonal(stacked if self.rows else stacked.transpose(1, 2), weights, self.niter, dtype)
-        kernel, scale = exact.to(dtype), t.rsqrt().to(dtype)
+        kernel, scale = precise.to(dtype), t.rsqrt().to(dtype)
         if self.rows:
             factor = scale.view(*scale.shape, 1, *[1] * g.dims)
         else:

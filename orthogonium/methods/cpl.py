@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint
 from orthogonium.kernels.fourier import Symbol, gram, symbol
-from orthogonium.methods.packing import Device
+from orthogonium.methods.kernel import Device
 from orthogonium.methods.sll import ResidualKernels, divide, split_scale
 
 _OVERSAMPLING = 8

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
-from orthogonium.methods.constraint import Constraint
-from orthogonium.methods.spectral import MatrixConstraint
+from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.spectral import Matrix
 
 
 def overlap(geometry: ConvGeometry) -> int:
@@ -25,18 +25,22 @@ def overlap(geometry: ConvGeometry) -> int:
     return math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in axes)
 
 
-class ReshapedKernel(Constraint):
+class ReshapedKernel(ConvKernel):
     """RKO kernel: the raw parameter is the matrix, `(g, out/g, in/g·∏k)`."""
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__()
         self.geometry = geometry
         self.raw_shape = (geometry.groups, geometry.group_out, geometry.group_in * math.prod(geometry.kernel_size))
-        self.scale = overlap(geometry) ** -0.5
+        seen = overlap(geometry)
+        self.scale = seen**-0.5
+        # Windows must not overlap, nor leave out pixels where columns are to be orthonormal.
+        rows = geometry.group_out <= self.raw_shape[2]
+        self.smallest = float(seen == 1 and (rows or geometry.effective_stride == geometry.stride))
         self.orthogonalize = ortho_params.build(self.raw_shape)
 
     def initial(
-        self, device: torch.device | str | None, dtype: torch.dtype, generator: torch.Generator | None = None
+        self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None
     ) -> tuple[Tensor, ...]:
         """A random orthogonal matrix."""
         return (random_orthogonal(self.raw_shape, device, dtype, generator),)
@@ -46,7 +50,7 @@ class ReshapedKernel(Constraint):
         return self.scale * self.orthogonalize(raw[0]).reshape(self.geometry.weight_shape)
 
 
-class OrthogonalMatrix(MatrixConstraint):
+class OrthogonalMatrix(Matrix):
     """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
 
     def __init__(self, weight_shape: tuple[int, int], ortho_params: OrthoParams) -> None:
@@ -55,7 +59,7 @@ class OrthogonalMatrix(MatrixConstraint):
         self.orthogonalize = ortho_params.build(weight_shape)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """The orthogonal matrix that the orthogonalizer makes of the raw one."""
         return self.orthogonalize(raw[0])
 
     def invert(self, weight: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ are slopes of 0.
 
 Note [Strided sandwich]
 Only B may stride: A acts on the coarse grid, on which an image of p channels has `p·∏f` channels, `f = min(s, k)`
-pixels along each axis of a block. So `[A B′]` is one row-orthonormal kernel of size `⌊k/s⌋` (at least 1) from
-`q + p·∏f` to q channels, and B is B′ after a map of blocks of pixels to channels: the rearrangement itself where
+pixels along each axis of a tile. So `[A B′]` is one row-orthonormal kernel of size `⌊k/s⌋` (at least 1) from
+`q + p·∏f` to q channels, and B is B′ after a map of tiles of pixels to channels: the rearrangement itself where
 `k = s·⌊k/s⌋` or `k < s`, else an orthogonal convolution of stride s and size `s + k mod s`, which makes B reach k pixels.
 """
 
@@ -25,29 +25,29 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry, adjoint, block_conv, dilate
 from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.packing import Device, PackedConstraint, Packing
+from orthogonium.methods.kernel import Device, Kernels
 
 
-class SandwichKernels(PackedConstraint):
-    """`(√2 Ψ⁻¹B, √2 AᵀΨ)` of a geometry, packed. Raw parameters: those of the kernels, then d `(q,)` if `scaled`."""
+class SandwichKernels(Kernels):
+    """`(√2 Ψ⁻¹B, √2 AᵀΨ)` of a geometry. Raw parameters: those of the kernels, then d `(q,)` if `scaled`."""
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams, scaled: bool) -> None:
         super().__init__()
         self.geometry, self.scaled = geometry, scaled
         p, q, dims = geometry.in_channels, geometry.out_channels, geometry.dims
         axes = list(zip(geometry.kernel_size, geometry.stride, strict=True))
-        self.block = tuple(min(k, s) for k, s in axes)  # f of Note [Strided sandwich]
+        self.tile = tuple(min(k, s) for k, s in axes)  # f of Note [Strided sandwich]
         self.coarse_size = tuple(max(k // s, 1) for k, s in axes)
-        lifted = p * math.prod(self.block)
+        lifted = p * math.prod(self.tile)
         coarse = ConvGeometry.of(dims, q + lifted, q, self.coarse_size, 1, 1, geometry.groups)
         self.pair = OrthogonalKernel(coarse, ortho_params)
         self.lift: OrthogonalKernel | None = None
         if any(k > s and k % s for k, s in axes):
-            size = tuple(f + (k % s if k > s else 0) for f, (k, s) in zip(self.block, axes, strict=True))
+            size = tuple(f + (k % s if k > s else 0) for f, (k, s) in zip(self.tile, axes, strict=True))
             self.lift = OrthogonalKernel(
                 ConvGeometry.of(dims, p, lifted, size, geometry.stride, 1, geometry.groups), ortho_params
             )
-        self.packing = Packing(geometry.weight_shape, (q, q // geometry.groups, *self.coarse_size))
+        self.shapes = geometry.weight_shape, (q, q // geometry.groups, *self.coarse_size)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Random orthogonal kernels and `d = 0`."""
@@ -55,26 +55,28 @@ class SandwichKernels(PackedConstraint):
         d = (torch.zeros(self.geometry.out_channels, device=device, dtype=dtype),) if self.scaled else ()
         return (*self.pair.initial(device, dtype), *lift, *d)
 
-    def build(self, *raw: Tensor) -> Tensor:
+    def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """Split one orthogonal kernel into A and B, and scale them."""
-        g, count = self.geometry, len(self.pair.shapes)
+        g, count = self.geometry, len(self.pair.raw_shapes)
         a, b = self.pair.build(*raw[:count]).split(
             [g.group_out, self.pair.geometry.group_in - g.group_out], 1
         )  # (q, q/g, *coarse), (q, p/g·∏f, *coarse)
         if self.lift is None:
             b = self._spread(b)
         else:
-            b = block_conv(self.lift.build(*raw[count : count + len(self.lift.shapes)]), dilate(b, g.stride), g.groups)
+            b = block_conv(
+                self.lift.build(*raw[count : count + len(self.lift.raw_shapes)]), dilate(b, g.stride), g.groups
+            )
         root = math.sqrt(2)
         if not self.scaled:
-            return self.packing.pack(root * b, adjoint(root * a, g.groups))
+            return root * b, adjoint(root * a, g.groups)
         # Bounded to e^±5: beyond, rounding would dominate, and one large step would end in infinities.
         psi = (5 * torch.tanh(raw[-1] / 5)).exp().view(-1, *[1] * (g.dims + 1))
-        return self.packing.pack(root / psi * b, adjoint(root * psi * a, g.groups))
+        return root / psi * b, adjoint(root * psi * a, g.groups)
 
     def _spread(self, b: Tensor) -> Tensor:  # (q, p/g·∏f, *coarse) → (q, p/g, *(coarse·f))
-        """Channels of blocks (`c·∏f + position in the block`) back to pixels."""
-        dims, f = self.geometry.dims, self.block
+        """Channels of tiles (`c·∏f + position in the tile`) back to pixels."""
+        dims, f = self.geometry.dims, self.tile
         b = b.unflatten(1, (-1, *f))  # (q, p/g, *f, *coarse)
         order = [axis for i in range(dims) for axis in (2 + dims + i, 2 + i)]
         return b.permute(0, 1, *order).reshape(self.geometry.weight_shape)

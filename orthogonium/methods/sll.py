@@ -21,7 +21,7 @@ from orthogonium.kernels import ConvGeometry, adjoint
 from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.aol import check_steps, gram_diagonal
-from orthogonium.methods.packing import Device, PackedConstraint, Packing
+from orthogonium.methods.kernel import Device, Kernels
 
 
 def split_scale(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,23 +44,23 @@ def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channel
     return unit / (scale * t).clamp_min(smallest).view(-1, *[1] * (unit.dim() - 1))
 
 
-class ResidualKernels(PackedConstraint):
-    """Base: raw parameters → `(W, −2Uᵀ)`, packed. Subclasses give `pair`; W is stride 1 (Note [Residual blocks])."""
+class ResidualKernels(Kernels):
+    """Base: raw parameters → `(W, −2Uᵀ)`. Subclasses give `pair`; W has stride 1 (Note [Residual blocks])."""
 
     def __init__(self, geometry: ConvGeometry) -> None:
         super().__init__()
         self.geometry = geometry
         inner, channels, groups = geometry.out_channels, geometry.in_channels, geometry.groups
-        self.packing = Packing(geometry.weight_shape, (channels, inner // groups, *geometry.kernel_size))
+        self.shapes = geometry.weight_shape, (channels, inner // groups, *geometry.kernel_size)
 
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
         """W and U, both `(inner, channels/g, *k)`."""
         raise NotImplementedError
 
-    def build(self, *raw: Tensor) -> Tensor:
-        """The packed kernels of the inner and of the outer convolution."""
+    def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """The kernels of the inner and of the outer convolution."""
         w, u = self.pair(*raw)
-        return self.packing.pack(w, -2 * adjoint(u, self.geometry.groups))
+        return w, -2 * adjoint(u, self.geometry.groups)
 
 
 class SDPKernels(ResidualKernels):
@@ -90,13 +90,13 @@ class OrthogonalResidual(ResidualKernels):
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__(geometry)
-        self.kernel = OrthogonalKernel(geometry, ortho_params)
+        self.orthogonal = OrthogonalKernel(geometry, ortho_params)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """A random orthogonal kernel."""
-        return self.kernel.initial(device, dtype)
+        return self.orthogonal.initial(device, dtype)
 
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
         """The kernel, twice."""
-        w = self.kernel.build(*raw)
+        w = self.orthogonal.build(*raw)
         return w, w

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from orthogonium.kernels import adjoint, block_conv
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.packing import Device, PackedConstraint, Packing
+from orthogonium.methods.kernel import Device, Kernels
 from orthogonium.methods.sll import ResidualKernels
 
 
-class FusedKernels(PackedConstraint):
-    """`(A, −2C, S)` of a residual block between orthogonal convolutions, packed (Note [Fusion])."""
+class FusedKernels(Kernels):
+    """`(A, −2C, S)` of a residual block between orthogonal convolutions (Note [Fusion])."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FusedKernels(PackedConstraint):
         def shape(out: int, inputs: int, *sizes: tuple[int, ...]) -> tuple[int, ...]:
             return (out, inputs // groups, *(sum(axis) - len(sizes) + 1 for axis in zip(*sizes, strict=True)))
 
-        self.packing = Packing(
+        self.shapes = (
             shape(core.out_channels, first_in, first_size, core.kernel_size),
             shape(last.out_channels, core.out_channels, core.kernel_size, last.kernel_size),
             shape(last.out_channels, first_in, first_size, last.kernel_size),
@@ -56,19 +56,19 @@ class FusedKernels(PackedConstraint):
 
     def parts(self, *raw: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """K_pre (None for the identity), W, U and K_post."""
-        first = 0 if self.pre is None else len(self.pre.shapes)
-        last = first + len(self.post.shapes) * self.post.trainable
+        first = 0 if self.pre is None else len(self.pre.raw_shapes)
+        last = first + len(self.post.raw_shapes) * self.post.trainable
         # With one channel per group K_post may be a constant: its raw parameters are empty, and not among ours.
-        empty = [raw[-1].new_empty(shape) for shape in self.post.shapes]
+        empty = [raw[-1].new_empty(shape) for shape in self.post.raw_shapes]
         post = self.post.build(*(raw[first:last] if self.post.trainable else empty))
         pre = None if self.pre is None else self.pre.build(*raw[:first])
         return pre, *self.residual.pair(*raw[last:]), post
 
-    def build(self, *raw: Tensor) -> Tensor:
+    def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """Compose the three kernels."""
         groups = self.residual.geometry.groups
         pre, w, u, post = self.parts(*raw)
         outer = block_conv(-2 * adjoint(u, groups), post, groups)
         if pre is None:
-            return self.packing.pack(w, outer, post)
-        return self.packing.pack(block_conv(pre, w, groups), outer, block_conv(pre, post, groups))
+            return w, outer, post
+        return block_conv(pre, w, groups), outer, block_conv(pre, post, groups)

@@ -18,20 +18,21 @@ the whole kernel has e − 1 taps more. So a 3×3 kernel of stride 1 and order 4
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
-from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential
+from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.aol import dominating_diagonal, rounding
-from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.kernel import ConvKernel, Device
 from orthogonium.methods.sll import split_scale
 
 
-class SkewExponentialKernel(Constraint):
+class SkewExponentialKernel(ConvKernel):
     """Adaptive SOC kernel of a geometry. Raw parameters: half of the skew taps `(taps, g, c, c)`, and the RKO matrix.
 
     `geometry` has the kernel size that was asked for; the kernel that is built has `kernel_size`.
@@ -57,18 +58,20 @@ class SkewExponentialKernel(Constraint):
         self.kernel_size = tuple(n + e - 1 for n, e in zip(grown, plan.rko_size, strict=True))
         # Channels that the skew kernel mixes, and those that are kept of its input.
         self.channels, self.columns = (plan.inner_channels, ci) if self.has_rko else (max(ci, co), min(ci, co))
+        self.trainable = self.has_rko or self.channels > 1 or math.prod(self.skew_size) > 1
+        self.smallest = smallest_singular_value(order)
         self.skew_shape = ((math.prod(self.skew_size) + 1) // 2, g, self.channels, self.channels)
         if self.has_rko:
             self.rko_shape = (g, co, plan.inner_channels * math.prod(plan.rko_size))
             self.orthogonalize = ortho_params.build(self.rko_shape)
 
     @property
-    def trainable(self) -> bool:
-        """Whether there is more than one such kernel: not for a single tap on a single channel."""
-        return self.has_rko or self.channels > 1 or math.prod(self.skew_size) > 1
+    def weight_geometry(self) -> ConvGeometry:
+        """With the size of the exponential: Note [Sizes]."""
+        return replace(self.geometry, kernel_size=self.kernel_size)
 
     def initial(
-        self, device: torch.device | str | None, dtype: torch.dtype, generator: torch.Generator | None = None
+        self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None
     ) -> tuple[Tensor, ...]:
         """Normal taps of variance 1/c, which the scaling brings close to norm 1, and a random orthogonal matrix."""
         source = device if generator is None else generator.device

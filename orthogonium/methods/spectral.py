@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from orthogonium.linalg import random_orthogonal, spectral_normalize, unit_norm
-from orthogonium.methods.constraint import Constraint
+from orthogonium.methods.kernel import Device, Kernel
 
 
-class MatrixConstraint(Constraint):
+class Matrix(Kernel):
     """Base: the raw matrix has the shape of the weight."""
 
     def __init__(self, weight_shape: tuple[int, int]) -> None:
         super().__init__()
         self.weight_shape = weight_shape
 
-    def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
+    def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
         """A random orthogonal matrix."""
         return random_orthogonal(self.weight_shape, device, dtype)
 
 
-class UnitRows(MatrixConstraint):
+class UnitRows(Matrix):
     """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""
 
     def build(self, *raw: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class UnitRows(MatrixConstraint):
         return weight.clone()
 
 
-class UnitBall(MatrixConstraint):
+class UnitBall(Matrix):
     """The spectral norm is at most 1, certified (Gram bound)."""
 
     def __init__(self, weight_shape: tuple[int, int], niter: int) -> None:

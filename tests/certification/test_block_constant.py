@@ -153,7 +153,7 @@ def fast(examples):
 
 
 def wider_middle(block):
-    constraint = block.parametrizations.weight[0]
+    constraint = block.parametrizations.weight[0].kernel
     pre = getattr(constraint, "pre", None)
     return pre is not None and pre.geometry.out_channels > pre.geometry.in_channels
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import orthogonium.linalg as linalg
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
-from orthogonium.layers.conv import aoc, aol, soc
+from orthogonium.layers.conv import aoc, aol, bcop, rko, soc
 from orthogonium.layers.linear import AOLLinear
 from tests.oracle import plain_conv
 
@@ -60,8 +60,8 @@ LAYERS = {
     "AOC-transpose-circular": _conv(
         aoc.AdaptiveOrthoConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
     ),
-    "RKO": _conv(aoc.RKOConv2d, stride=2),
-    "BCOP": _conv(aoc.FastBlockConv2d),
+    "RKO": _conv(rko.RKOConv2d, stride=2),
+    "BCOP": _conv(bcop.FastBlockConv2d),
     "AOLLinear": _dense(AOLLinear),
     "AOLLinear-tall": _dense(AOLLinear, 4, 6, niter=3),
     "AOL": _conv(aol.AOLConv2d, padding=1),

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import orthogonium.layers.parametrization
 import orthogonium.linalg.precision
-import orthogonium.methods.constraint
 from orthogonium.layers import OrthoLinear
 from tests.contracts.test_contracts import (
     _double_data,
@@ -44,7 +44,7 @@ class NoWaiting(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch):
-    for module in (orthogonium.linalg.precision, orthogonium.methods.constraint):
+    for module in (orthogonium.linalg.precision, orthogonium.layers.parametrization):
         monkeypatch.setattr(module, "waits", lambda x: True)
 
 

@@ -1,4 +1,4 @@
-"""What every constrained layer keeps, whatever its method: see the notes of `methods/constraint.py`."""
+"""What every constrained layer keeps, whatever its method: see the notes of `layers/parametrization.py`."""
 
 import copy
 import io
@@ -36,10 +36,10 @@ def train_step(layer, x, lr=0.1):
 
 def count_builds(layer):
     """Count the evaluations of the constraint from now on."""
-    constraint = layer.parametrizations.weight[0]
+    kernel = layer.parametrizations.weight[0].kernel
     count = []
-    build = constraint.build
-    constraint.build = lambda *raw: count.append(1) or build(*raw)
+    build = kernel.build
+    kernel.build = lambda *raw: count.append(1) or build(*raw)
     return count
 
 

@@ -6,9 +6,9 @@ from torch.autograd import forward_ad, functional
 from torch.func import functional_call, grad, jvp, vjp
 from torch.utils.checkpoint import checkpoint
 
-from orthogonium.methods import aoc
 from tests.contracts.test_contracts import LAYERS as ALL
 from tests.contracts.test_contracts import make
+from tests.layers.conv.executions import count_in_turn
 
 # The gradient of a straight-through layer is that of no function, so that it has no second derivative.
 LAYERS = [name for name in ALL if "PASS_THROUGH" not in name]
@@ -101,11 +101,7 @@ def test_second_derivatives(name):
 
 @pytest.mark.parametrize("name", IN_TURN)
 def test_second_derivatives_of_factors_in_turn(name, monkeypatch):
-    monkeypatch.setattr(aoc, "_CHANNELS", 1)
-    monkeypatch.setattr(aoc, "_PIXELS", 10**6)
-    applied = []
-    convolve = aoc.OrthogonalKernel.convolve
-    monkeypatch.setattr(aoc.OrthogonalKernel, "convolve", lambda *a: applied.append(1) or convolve(*a))
+    applied = count_in_turn(monkeypatch, pixels=10**6)
     check(*problem(name))
     assert applied
 

@@ -66,7 +66,7 @@ def test_layers_that_contain_their_activation(method, dims):
 
 def test_options_reach_the_layer():
     assert LipschitzConv2d(2, 2, 3, method="soc", order=8).weight.shape[-1] == 17
-    niter = LipschitzConv2d(2, 2, 3, method="aol", niter=3).parametrizations.weight[0].niter
+    niter = LipschitzConv2d(2, 2, 3, method="aol", niter=3).parametrizations.weight[0].kernel.niter
     assert niter == 3
     by_name = LipschitzLinear(3, 3, method="aoc", ortho_params=EXP_ORTHO_PARAMS)
     same, other = OrthoLinear(3, 3, ortho_params=EXP_ORTHO_PARAMS), OrthoLinear(3, 3)

@@ -5,7 +5,6 @@ import torch
 
 from orthogonium.legacy.block_ortho_conv import bcop_kernel
 from orthogonium.linalg import cholesky
-from orthogonium.methods.bcop import kernel as bcop
 from orthogonium.methods.bcop.kernel import compose, count_bases
 
 
@@ -63,14 +62,14 @@ def test_factors_of_any_projectors_at_every_frequency():
         torch.testing.assert_close(symbol, expected)
 
 
-@pytest.mark.parametrize("sizes", [(3,), (3, 3), (5, 3), (3, 1, 7)], ids=str)
-@pytest.mark.parametrize("c,columns", [(2, 2), (6, 6), (5, 3), (7, 1)])
-def test_few_and_many_channels_build_the_same_kernel(sizes, c, columns, monkeypatch):
-    """All pairs at once, or axis by axis with thin products."""
-    raw = torch.randn(3, count_bases(sizes, rotate=True), c // 2, c, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("sizes", [(3,), (3, 3), (4, 2), (5, 3), (3, 1, 7)], ids=str)
+@pytest.mark.parametrize("c,columns", [(2, 2), (6, 6), (5, 3), (7, 1), (3, 24)])
+def test_thin_and_dense_products_build_the_same_kernel(sizes, c, columns):
+    """A start with many columns asks for dense products, each of its columns by itself for thin ones."""
+    raw = torch.randn(3, count_bases(sizes, rotate=False), c // 2, c, dtype=torch.float64, requires_grad=True)
+    start = torch.randn(3, c, columns, *(1,) * len(sizes), dtype=torch.float64)
     results = []
-    for few in (c, c - 1):
-        monkeypatch.setattr(bcop, "_FEW", few)
-        kernel = compose(cholesky(raw), sizes, columns=columns)
+    for parts in ([start], start.split(1, 2)):
+        kernel = torch.cat([compose(cholesky(raw), sizes, part) for part in parts], 2)
         results.append((kernel, *torch.autograd.grad(kernel.sin().sum(), raw)))
     torch.testing.assert_close(*results)

@@ -61,13 +61,13 @@ def test_orthogonal_or_warned(name, kappa):
 
 def gradients(constraint, raw, target):
     raw = [r.detach().to(target.dtype).requires_grad_() for r in raw]
-    return torch.cat([g.double().flatten() for g in torch.autograd.grad((constraint.build(*raw) * target).sum(), raw)])
+    return torch.cat([g.double().flatten() for g in torch.autograd.grad((constraint(*raw) * target).sum(), raw)])
 
 
 def error(constraint, raw):
     """Of the float32 gradient, against that in float64 but for a factor: bounds are inflated by their own rounding."""
     with torch.no_grad():
-        target = torch.randn(constraint.build(*raw).shape, dtype=torch.float64)
+        target = torch.randn(constraint(*raw).shape, dtype=torch.float64)
     expected, result = gradients(constraint, raw, target), gradients(constraint, raw, target.float())
     factor = (expected * result).sum() / expected.square().sum()
     assert abs(factor - 1) <= 1e-3
@@ -76,10 +76,10 @@ def error(constraint, raw):
 
 def trained(constraint, raw):
     raw = [r.clone().requires_grad_() for r in raw]
-    target, optimizer = torch.randn_like(constraint.build(*raw)), torch.optim.Adam(raw, lr=1e-3)
+    target, optimizer = torch.randn_like(constraint(*raw)), torch.optim.Adam(raw, lr=1e-3)
     for _ in range(200):
         optimizer.zero_grad()
-        (constraint.build(*raw) * target).sum().backward()
+        (constraint(*raw) * target).sum().backward()
         optimizer.step()
     return raw
 

@@ -38,7 +38,7 @@ def test_explicit_kernel_equals_the_implicit_series(size, order):
     skew = whole(constraint.skew_taps(raw), size)
     x = torch.randn(2, 3, 7, 6).double()
     expected = soc_series(x, skew, order, padding_mode="circular")
-    kernel = constraint(raw)
+    kernel = constraint.build(raw)
     v, h = (n // 2 for n in kernel.shape[2:])
     indices = [torch.arange(-p, n + p) % n for p, n in ((v, 7), (h, 6))]
     wrapped = x[:, :, indices[0]][:, :, :, indices[1]]
@@ -71,13 +71,13 @@ def test_small_kernels_are_left_alone_and_zero_gives_the_identity():
     (raw,) = constraint.initial(None, torch.float64)
     small = raw * 1e-3
     torch.testing.assert_close(constraint.skew_taps(small)[1:], small[1:], rtol=1e-12, atol=0)
-    torch.testing.assert_close(constraint(raw * 0), identity(3, (9, 9), dtype=torch.float64))
+    torch.testing.assert_close(constraint.build(raw * 0), identity(3, (9, 9), dtype=torch.float64))
 
 
 def test_depthwise():
     constraint = make(3, (3, 3), groups=3, order=12)
     (raw,) = constraint.initial(None, torch.float64)
-    kernel = constraint(raw)
+    kernel = constraint.build(raw)
     for group in range(3):
         spectrum = torch.fft.fft2(kernel[group, 0], s=(32, 32)).abs()
         assert (spectrum - 1).abs().max() < 1e-9

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from orthogonium.layers.constrained import Constrained
 from orthogonium.layers.lipschitz import layer_class
+from orthogonium.layers.parametrization import Constrained
 from orthogonium.methods import METHODS
 from orthogonium.methods.table import markdown_table
 from tests.contracts.blocks import BLOCKS

@@ -11,7 +11,7 @@ from torch import Tensor
 from orthogonium.certification.rounding import product_roundoff, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Local, NoBound
 from orthogonium.errors import OrthogoniumError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.spectral import Spectrum, convolution, spectrum
 
 PRODUCT = ("The product of two values (Attention is one) is not Lipschitz.", "Use OrthoLinear, or a constant matrix.")
@@ -89,12 +89,12 @@ def layer_step(call: Call, found: Spectrum | None, kinds: tuple[type, ...]) -> d
 
 def _broken(found: Spectrum, guarantee: Guarantee | None) -> tuple[str, ...]:
     """Warnings where a measured layer is not what it promises; an upper bound proves that only if it is far off."""
-    if guarantee is None or "each output" in guarantee.condition:
+    if guarantee is None or guarantee.each_output:
         return ()
     if found.sigma_max > 1 + (1e-4 if found.kind != "upper" else 0.02):
         return (f"Its guarantee is broken: σ_max = {found.sigma_max:.6g} ({found.kind}).",)
     shrinks = found.kind == "exact" and found.sigma_min < 1 - 1e-3
-    if guarantee.kind == "orthogonal" and shrinks and "divisible" not in guarantee.condition:
+    if guarantee.kind == "orthogonal" and shrinks and not guarantee.depends_on_size:
         return (f"It is not orthogonal: σ_min = {found.sigma_min:.6g}.",)
     return ()
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 
 # Kinks are broken towards one side (never `maximum` or `abs`, whose derivatives at a tie are averaged or 0),
 # so the Jacobian that autograd applies is orthogonal at *every* input, also at the zeros and ties of padded images.
-ISOMETRY = Guarantee("orthogonal", "of the Jacobian at every input")
+ISOMETRY = Guarantee("orthogonal", note="of the Jacobian at every input")
 
 
 def positive_axis(x: Tensor, axis: int, layer: str) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers.activations.axes import ISOMETRY, along, check_channels, positive_axis
-from orthogonium.layers.constrained import Guarantee
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 
 

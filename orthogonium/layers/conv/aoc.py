@@ -1,4 +1,4 @@
-"""Adaptive orthogonal convolutions in 1-D, 2-D and 3-D, their transposes, and their parts by name.
+"""Adaptive orthogonal convolutions in 1-D, 2-D and 3-D, and their transposes.
 
 All of them take the arguments of their torch counterpart, and `ortho_params`. Which construction a geometry gets,
 `orthogonium.kernels.select_method` tells; a geometry that no orthogonal convolution has is refused with a
@@ -7,27 +7,29 @@ All of them take the arguments of their torch counterpart, and `ortho_params`. W
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
-from orthogonium.errors import GeometryError
+from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
-from orthogonium.layers.conv.base import (
-    ConstrainedConv,
-    ConstrainedConvNd,
-    ConstrainedConvTranspose,
-    Device,
-    warn_depthwise,
-)
+from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.constraint import constrain
-from orthogonium.methods.rko import ReshapedKernel, overlap
-
-# ── what becomes of the weight ──
+from orthogonium.methods.kernel import ConvKernel, Device
 
 
-class _Part(type):
+class Adaptive(ConstrainedConvNd):
+    """Mixin of the layers with an AOC kernel."""
+
+    def kernel_of(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> OrthogonalKernel:
+        """The construction that the geometry asks for."""
+        return OrthogonalKernel(geometry, ortho_params)
+
+
+class Part(type):
     """Class of a part of AOC by name, whose instances are also the adaptive layers that consist of this part alone.
 
     0.0.4 returned the part itself. Which one that is depends on the sizes: one tap for each step is RKO, no stride is BCOP.
@@ -37,11 +39,10 @@ class _Part(type):
     dims: int
 
     def __instancecheck__(cls, layer: object) -> bool:
-        if super().__instancecheck__(layer) or not isinstance(layer, _AdaptiveWeight):
+        if super().__instancecheck__(layer) or not isinstance(layer, Adaptive):
             return super().__instancecheck__(layer)
-        if getattr(cls, "dims", None) != layer.geometry.dims or layer.transposed != issubclass(
-            cls, _OrthoConvTranspose
-        ):
+        same_kind = layer.transposed == issubclass(cls, OrthoConvTranspose)
+        if getattr(cls, "dims", None) != layer.geometry.dims or not same_kind:
             return False
         steps = layer.geometry.effective_stride
         return cls.part == (
@@ -49,53 +50,15 @@ class _Part(type):
         )
 
 
-class _AdaptiveWeight(ConstrainedConvNd):
-    def constrain_weight(self, ortho_params: OrthoParams) -> None:
-        """AOC: the construction that the geometry asks for."""
-        kernel = OrthogonalKernel(self.geometry, ortho_params)
-        if not kernel.trainable:
-            warn_depthwise(type(self).__name__, self.geometry)
-        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
-
-
-class _BlockWeight(_AdaptiveWeight, metaclass=_Part):
-    part = "bcop"
-
-    def constrain_weight(self, ortho_params: OrthoParams) -> None:
-        """BCOP alone: stride 1."""
-        if set(self.geometry.effective_stride) != {1}:
-            raise GeometryError(
-                f"{type(self).__name__} is for stride 1, got stride {self.geometry.stride} and dilation "
-                f"{self.geometry.dilation}. Use the AdaptiveOrthoConv layers, which stride."
-            )
-        super().constrain_weight(ortho_params)
-
-
-class _ProductWeight(_AdaptiveWeight, metaclass=_Part):
+class _Product(Adaptive, metaclass=Part):
     part = "rko ⊛ bcop"
 
 
-class _ReshapedWeight(ConstrainedConvNd, metaclass=_Part):
-    part = "rko"
+class OrthoConv(ConstrainedConv):
+    """Convolutions with `ortho_params`; mixed with what makes the kernel and with a convolution of torch."""
 
-    def constrain_weight(self, ortho_params: OrthoParams) -> None:
-        """RKO alone: orthogonal where windows do not overlap, 1-Lipschitz elsewhere."""
-        kernel = ReshapedKernel(self.geometry, ortho_params)
-        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
+    kernel_of: Callable[..., ConvKernel]
 
-    @property
-    def exact(self) -> bool:
-        """Whether the windows do not overlap, and the kernel is as large as the stride where columns are orthonormal."""
-        return overlap(self.geometry) == 1 and (
-            self.geometry.group_out <= self.geometry.group_in * torch.Size(self.geometry.kernel_size).numel()
-            or self.geometry.effective_stride == self.geometry.stride
-        )
-
-
-# ── the two signatures ──
-
-
-class _OrthoConv(ConstrainedConv):
     def __init__(
         self,
         in_channels: int,
@@ -111,27 +74,16 @@ class _OrthoConv(ConstrainedConv):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.constrain_weight(ortho_params)
-
-    def constrain_weight(self, ortho_params: OrthoParams) -> None:
-        """Parametrize `weight`."""
-        raise NotImplementedError
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        kernel_of = partial(self.kernel_of, ortho_params=ortho_params)
+        super().__init__(kernel_of, *sizes, bias, padding_mode, device, dtype)
 
 
-class _OrthoConvTranspose(ConstrainedConvTranspose):
+class OrthoConvTranspose(ConstrainedConvTranspose):
+    """Transposed convolutions with `ortho_params`."""
+
+    kernel_of: Callable[..., ConvKernel]
+
     def __init__(
         self,
         in_channels: int,
@@ -148,31 +100,12 @@ class _OrthoConvTranspose(ConstrainedConvTranspose):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            bias,
-            dilation,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.constrain_weight(ortho_params)
-
-    def constrain_weight(self, ortho_params: OrthoParams) -> None:
-        """Parametrize `weight`."""
-        raise NotImplementedError
+        sizes = in_channels, out_channels, kernel_size, stride, padding, output_padding, groups
+        kernel_of = partial(self.kernel_of, ortho_params=ortho_params)
+        super().__init__(kernel_of, *sizes, bias, dilation, padding_mode, device, dtype)
 
 
-# ── the layers ──
-
-
-class AdaptiveOrthoConv2d(_AdaptiveWeight, _OrthoConv, nn.Conv2d):
+class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
     """Orthogonal 2-D convolution of any geometry that has one: kernel (also even or rectangular), stride, dilation, groups.
 
     Guarantee: under circular padding all singular values are 1 (1e-5 in float32) if the stride divides the image size,
@@ -205,19 +138,19 @@ class AdaptiveOrthoConv2d(_AdaptiveWeight, _OrthoConv, nn.Conv2d):
     dims = 2
 
 
-class AdaptiveOrthoConv1d(_AdaptiveWeight, _OrthoConv, nn.Conv1d):
+class AdaptiveOrthoConv1d(Adaptive, OrthoConv, nn.Conv1d):
     """`AdaptiveOrthoConv2d` in 1 dimension."""
 
     dims = 1
 
 
-class AdaptiveOrthoConv3d(_AdaptiveWeight, _OrthoConv, nn.Conv3d):
+class AdaptiveOrthoConv3d(Adaptive, OrthoConv, nn.Conv3d):
     """`AdaptiveOrthoConv2d` in 3 dimensions."""
 
     dims = 3
 
 
-class AdaptiveOrthoConvTranspose2d(_AdaptiveWeight, _OrthoConvTranspose, nn.ConvTranspose2d):
+class AdaptiveOrthoConvTranspose2d(Adaptive, OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `AdaptiveOrthoConv2d`, with the arguments of `nn.ConvTranspose2d`.
 
     Guarantee: under circular padding ("same", or integers that keep every window) all singular values are 1 if the
@@ -231,49 +164,25 @@ class AdaptiveOrthoConvTranspose2d(_AdaptiveWeight, _OrthoConvTranspose, nn.Conv
     dims = 2
 
 
-class AdaptiveOrthoConvTranspose1d(_AdaptiveWeight, _OrthoConvTranspose, nn.ConvTranspose1d):
+class AdaptiveOrthoConvTranspose1d(Adaptive, OrthoConvTranspose, nn.ConvTranspose1d):
     """`AdaptiveOrthoConvTranspose2d` in 1 dimension."""
 
     dims = 1
 
 
-class AdaptiveOrthoConvTranspose3d(_AdaptiveWeight, _OrthoConvTranspose, nn.ConvTranspose3d):
+class AdaptiveOrthoConvTranspose3d(Adaptive, OrthoConvTranspose, nn.ConvTranspose3d):
     """`AdaptiveOrthoConvTranspose2d` in 3 dimensions."""
 
     dims = 3
 
 
-class FastBlockConv2d(_BlockWeight, _OrthoConv, nn.Conv2d):
-    """BCOP by name: orthogonal 2-D convolution of stride 1."""
-
-    dims = 2
-
-
-class FastBlockConvTranspose2D(_BlockWeight, _OrthoConvTranspose, nn.ConvTranspose2d):
-    """The adjoint of `FastBlockConv2d`."""
-
-    dims = 2
-
-
-class RKOConv2d(_ReshapedWeight, _OrthoConv, nn.Conv2d):
-    """RKO by name: orthogonal where `kernel_size` ≤ stride (dilation 1), else scaled to be 1-Lipschitz."""
-
-    dims = 2
-
-
-class RkoConvTranspose2d(_ReshapedWeight, _OrthoConvTranspose, nn.ConvTranspose2d):
-    """The adjoint of `RKOConv2d`."""
-
-    dims = 2
-
-
-class BcopRkoConv2d(_ProductWeight, _OrthoConv, nn.Conv2d):
+class BcopRkoConv2d(_Product, OrthoConv, nn.Conv2d):
     """The product of RKO and BCOP by name: what `AdaptiveOrthoConv2d` builds."""
 
     dims = 2
 
 
-class BcopRkoConvTranspose2d(_ProductWeight, _OrthoConvTranspose, nn.ConvTranspose2d):
+class BcopRkoConvTranspose2d(_Product, OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `BcopRkoConv2d`."""
 
     dims = 2

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from orthogonium.kernels.geometry import Size
-from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose, Device
-from orthogonium.methods.aol import AlmostOrthogonalKernel, check_steps
-from orthogonium.methods.constraint import constrain
+from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvTranspose
+from orthogonium.methods.aol import AlmostOrthogonalKernel
+from orthogonium.methods.kernel import Device
 
 
-class _AlmostOrthogonalWeight(ConstrainedConvNd):
-    def constrain_weight(self, niter: int) -> None:
-        """Parametrize `weight`."""
-        kernel = AlmostOrthogonalKernel(self.geometry, niter)
-        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
-
-    @property
-    def exact(self) -> bool:
-        """AOL is non-expansive."""
-        return False
-
-
-class _AOLConv(_AlmostOrthogonalWeight, ConstrainedConv):
+class _AOLConv(ConstrainedConv):
     def __init__(
         self,
         in_channels: int,
@@ -39,24 +29,12 @@ class _AOLConv(_AlmostOrthogonalWeight, ConstrainedConv):
         dtype: torch.dtype | None = None,
         niter: int = 1,
     ) -> None:
-        check_steps(niter, type(self).__name__)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.constrain_weight(niter)
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        kernel_of = partial(AlmostOrthogonalKernel, niter=niter)
+        super().__init__(kernel_of, *sizes, bias, padding_mode, device, dtype)
 
 
-class _AOLConvTranspose(_AlmostOrthogonalWeight, ConstrainedConvTranspose):
+class _AOLConvTranspose(ConstrainedConvTranspose):
     def __init__(
         self,
         in_channels: int,
@@ -73,22 +51,9 @@ class _AOLConvTranspose(_AlmostOrthogonalWeight, ConstrainedConvTranspose):
         dtype: torch.dtype | None = None,
         niter: int = 1,
     ) -> None:
-        check_steps(niter, type(self).__name__)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            bias,
-            dilation,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.constrain_weight(niter)
+        sizes = in_channels, out_channels, kernel_size, stride, padding, output_padding, groups
+        kernel_of = partial(AlmostOrthogonalKernel, niter=niter)
+        super().__init__(kernel_of, *sizes, bias, dilation, padding_mode, device, dtype)
 
 
 class AOLConv2d(_AOLConv, nn.Conv2d):

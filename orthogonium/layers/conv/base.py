@@ -1,44 +1,50 @@
-"""Constrained convolutions: real `nn.ConvNd`s and `nn.ConvTransposeNd`s with their own border (see `padding.py`)."""
+"""Constrained convolutions: real `nn.ConvNd`s and `nn.ConvTransposeNd`s with their own border (see `padding.py`).
+
+A call checks the images, tiles them with windows, applies the kernel (`execution.py` has the ways) and crops the result.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
-from orthogonium.layers.constrained import Constrained, Guarantee
-from orthogonium.layers.conv.padding import Border, check_image, tiled_size, unwrap, wrap, zero_extend
-from orthogonium.linalg.precision import autocasts, is_exporting
-from orthogonium.methods.constraint import Constraint, standard_strides
-
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-
-Device = torch.device | str | None
+from orthogonium.layers.conv.execution import execute
+from orthogonium.layers.conv.padding import Border, check_image, tiled_size, zero_extend
+from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.parametrization import Constrained, Source, constrain
+from orthogonium.methods.kernel import ConvKernel, Device
 
 
 class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     """What convolutions and transposed ones share."""
 
+    dims: int
     geometry: ConvGeometry  # of the convolution, or of the one that a transposed layer is the adjoint of
     border: Border
+    pads_as_torch: bool
+    smallest: float  # what no singular value of the kernel is below, on the infinite lattice
+
+    def _constrain(self, kernel: ConvKernel, geometry: ConvGeometry, border: Border) -> None:
+        """Parametrize `weight`; called once torch has initialized the layer."""
+        self.geometry, self.border, self.smallest = geometry, border, kernel.smallest
+        # torch refuses "same" with stride.
+        self.pads_as_torch = border.mode == "zeros" and not (border.same and geometry.is_strided)
+        if border.same:
+            self.padding = "same"  # as the user said it, for printing
+        if not kernel.trainable:
+            warn_depthwise(type(self).__name__, geometry)
+        constrain(self, kernel)
 
     def spectral_geometry(self) -> dict[str, bool]:
         """What `orthogonium.spectral` cannot read off the attributes: circular images are extended to tile evenly."""
         return {"extend": self.border.mode == "circular"}
-
-    @property
-    def exact(self) -> bool:
-        """Whether the kernel is orthogonal on the infinite lattice (as opposed to non-expansive)."""
-        return True
 
     @property
     def covers(self) -> bool:
@@ -47,67 +53,62 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Orthogonal under circular padding that keeps every window; 1-Lipschitz otherwise."""
-        if not self.exact or self.border.mode == "zeros":
-            return Guarantee("lipschitz", "for every image size")
-        if not self.covers:
-            return Guarantee("lipschitz", "for every image size (the padding leaves out windows)")
-        if not self.geometry.is_strided:
-            return Guarantee("orthogonal", "for every image size")
-        return Guarantee("orthogonal", "for image sizes divisible by the stride; 1-Lipschitz for others")
+        """What is known of singular values holds under circular padding that keeps every window; else 1-Lipschitz."""
+        if not self.smallest or not self.covers:
+            every = not self.smallest or self.border.mode == "zeros"
+            return Guarantee("lipschitz", image_sizes=(1,) * self.dims, every_window=every)
+        if self.smallest == 1:
+            return Guarantee("orthogonal", image_sizes=self.geometry.stride)
+        return Guarantee("lipschitz", image_sizes=self.geometry.stride, smallest=self.smallest)
 
 
 class ConstrainedConv(ConstrainedConvNd):
     """Base of constrained convolutions; mixed with `nn.Conv1d`, `nn.Conv2d` or `nn.Conv3d`."""
 
-    dims: int
-
     def __init__(
         self,
+        kernel_of: Callable[[ConvGeometry], ConvKernel],
         in_channels: int,
         out_channels: int,
         kernel_size: Size,
-        stride: Size = 1,
-        padding: Size | str = "same",
-        dilation: Size = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "circular",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        stride: Size,
+        padding: Size | str,
+        dilation: Size,
+        groups: int,
+        bias: bool,
+        padding_mode: str,
+        device: Device,
+        dtype: torch.dtype | None,
     ) -> None:
-        geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
+        kernel = kernel_of(ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups))
+        geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
-        # torch refuses "same" with stride: it gets an integer and the layer pads by itself.
-        strided_same = border.same and geometry.is_strided
         arguments: dict[str, Any] = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
             "kernel_size": geometry.kernel_size,
             "stride": geometry.stride,
-            "padding": 0 if strided_same else padding,
+            "padding": 0 if border.same and geometry.is_strided else padding,
             "dilation": geometry.dilation,
-            "groups": groups,
-            "bias": bias,
-            "padding_mode": padding_mode,
         }
-        super().__init__(**arguments, device=device, dtype=dtype)
-        self.geometry, self.border = geometry, border
-        if strided_same:
-            self.padding = "same"  # as the user said it, for printing
+        arguments |= {"groups": groups, "bias": bias, "padding_mode": padding_mode, "device": device, "dtype": dtype}
+        super().__init__(in_channels=in_channels, out_channels=out_channels, **arguments)
+        self._constrain(kernel, geometry, border)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""
+        if self.pads_as_torch:  # and checks as it does
+            return execute(self, input)
+        sizes = self._check(input)
+        g = self.geometry
+        surplus = [tiled_size(n, s) - n for n, s in zip(sizes, g.stride, strict=True)]
+        y = execute(self, zero_extend(input, [0] * g.dims, surplus))
+        return y if self.border.same or not g.is_strided else self._crop(y, sizes)
+
+    def forward_of_torch(self, input: Tensor, source: Source | None) -> Tensor:
+        """What `nn.ConvNd` does with the weight."""
+        return self._conv_forward(input, self.weight_of(source), self.bias)
+
+    def _check(self, input: Tensor) -> Sequence[int]:
         g, border = self.geometry, self.border
-        source = self.weight_source()
-        kept = None if source is None else source[0].kept(source[1])
-        if source is not None and kept is None and self._separates(*source, input):
-            convolve = partial(self._convolve_in_turn, *source)
-        else:
-            weight = kept.weight if kept else source[0](*source[1]) if source else self.weight
-            if border.mode == "zeros" and not (border.same and g.is_strided):
-                return self._conv_forward(input, weight, self.bias)
-            convolve = partial(self._convolve, weight)
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
         if not border.same and any(n + 2 * p < x for n, p, x in zip(sizes, border.left, g.extent, strict=True)):
@@ -115,56 +116,13 @@ class ConstrainedConv(ConstrainedConvNd):
                 f"{type(self).__name__}: images of size {tuple(sizes)} padded by {border.left} are smaller than the "
                 f"extent {g.extent} of the kernel. Use padding='same'."
             )
-        if not g.is_strided:
-            return convolve(input)
-        tiled = [tiled_size(n, s) for n, s in zip(sizes, g.stride, strict=True)]
-        y = convolve(zero_extend(input, [0] * g.dims, [t - n for t, n in zip(tiled, sizes, strict=True)]))
-        if border.same:
-            return y
-        # Integer padding has the outputs of torch, of which there may be one less.
-        outputs = [(n + 2 * p - x) // s + 1 for n, p, x, s in zip(sizes, border.left, g.extent, g.stride, strict=True)]
-        return zero_extend(y, [0] * g.dims, [m - n for m, n in zip(outputs, y.shape[-g.dims :], strict=True)])
+        return sizes
 
-    def _separates(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> bool:
-        """Whether the factors of the weight do the same as the weight for less."""
-        # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
-        if is_exporting() or torch.jit.is_tracing():
-            return False
-        if not constraint.separates(input.numel() // self.in_channels):
-            return False
-        # Half precision would round each factor, other memory formats would be lost.
-        half = input.dtype.itemsize < 4 or autocasts(input)
-        if half or input.layout != torch.strided or not input.is_contiguous():
-            return False
-        # Errors are those of the convolution with the weight.
-        if self.bias is not None and self.bias.dtype != input.dtype:
-            return False
-        image = input.dim() in (self.dims + 1, self.dims + 2) and input.shape[-self.dims - 1] == self.in_channels
-        axes = zip(input.shape[-self.dims :], self.border.left, self.border.right, self.geometry.extent, strict=False)
-        return image and all(n > 0 and n + a + b >= x and max(a, b) <= n for n, a, b, x in axes)
-
-    def _extend(self, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-        return (wrap if self.border.mode == "circular" else zero_extend)(x, left, right)
-
-    def _convolve(self, weight: Tensor, input: Tensor) -> Tensor:
-        g, border = self.geometry, self.border
-        x = self._extend(input, border.left, border.right)
-        return _CONV[g.dims](x, weight, self.bias, g.stride, 0, g.dilation, g.groups)
-
-    def _convolve_in_turn(self, constraint: Constraint, raw: tuple[Tensor, ...], input: Tensor) -> Tensor:
-        """Convolve with the factors of the weight."""
-        g, border = self.geometry, self.border
-
-        def pad(x: Tensor, axis: int) -> Tensor:  # up to the last window
-            left, right = border.left[axis], border.right[axis]
-            unused = (x.shape[2] + left + right - g.extent[axis]) % g.stride[axis]
-            others = [0] * (x.dim() - 3)
-            return self._extend(x, [left, *others], [right - unused, *others])
-
-        x = constraint.convolve(input.reshape(-1, g.groups, g.group_in, *input.shape[-g.dims :]), pad, *raw)
-        y = x.reshape(*input.shape[: -g.dims - 1], g.out_channels, *x.shape[3:])
-        y = standard_strides(y)
-        return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
+    def _crop(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The outputs of torch for integer padding, of which there may be one less."""
+        g = self.geometry
+        axes = zip(sizes, self.border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
+        return zero_extend(y, [0] * g.dims, [(n + 2 * p - x) // s + 1 - m for n, p, x, s, m in axes])
 
 
 class ConstrainedConvTranspose(ConstrainedConvNd):
@@ -174,24 +132,24 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
     `padding="same"` (outputs `stride` times the inputs) is allowed too.
     """
 
-    dims: int
-
     def __init__(
         self,
+        kernel_of: Callable[[ConvGeometry], ConvKernel],
         in_channels: int,
         out_channels: int,
         kernel_size: Size,
-        stride: Size = 1,
-        padding: Size | str = 0,
-        output_padding: Size = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Size = 1,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        stride: Size,
+        padding: Size | str,
+        output_padding: Size,
+        groups: int,
+        bias: bool,
+        dilation: Size,
+        padding_mode: str,
+        device: Device,
+        dtype: torch.dtype | None,
     ) -> None:
-        geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
+        kernel = kernel_of(ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups))
+        geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
         extra = to_tuple(output_padding, self.dims, "output_padding", minimum=0)
         if any(o >= max(s, d) for o, s, d in zip(extra, geometry.stride, geometry.dilation, strict=True)):
@@ -209,21 +167,16 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
                 "the call instead."
             )
         arguments: dict[str, Any] = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
             "kernel_size": geometry.kernel_size,
             "stride": geometry.stride,
             "padding": 0 if isinstance(padding, str) else padding,
             "output_padding": extra,
-            "groups": groups,
-            "bias": bias,
             "dilation": geometry.dilation,
         }
-        super().__init__(**arguments, device=device, dtype=dtype)
-        self.geometry, self.border = geometry, border
+        arguments |= {"groups": groups, "bias": bias, "device": device, "dtype": dtype}
+        super().__init__(in_channels=in_channels, out_channels=out_channels, **arguments)
+        self._constrain(kernel, geometry, border)
         self.padding_mode = border.mode
-        if border.same:
-            self.padding = "same"
 
     @property
     def covers(self) -> bool:
@@ -234,8 +187,8 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the adjoint of the convolution; `output_size` picks one of the image sizes it could come from."""
-        if self.border.mode == "zeros":
-            return super().forward(input, output_size)
+        if self.pads_as_torch:
+            return execute(self, input, output_size)
         g, border = self.geometry, self.border
         check_image(input, g.dims, g.out_channels, type(self).__name__)
         inputs = input.shape[-g.dims :]
@@ -244,11 +197,12 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         padded = [n + a + b for n, a, b in zip(tiled, border.left, border.right, strict=True)]
         windows = [(n - x) // s + 1 for n, x, s in zip(padded, g.extent, g.stride, strict=True)]
         x = zero_extend(input, [0] * g.dims, [w - m for w, m in zip(windows, inputs, strict=True)])
-        y = _CONV_TRANSPOSE[g.dims](x, self.weight, None, g.stride, 0, 0, g.groups, g.dilation)
-        y = zero_extend(y, [0] * g.dims, [n - m for n, m in zip(padded, y.shape[-g.dims :], strict=True)])
-        y = unwrap(y, border.left, border.right)
-        y = zero_extend(y, [0] * g.dims, [n - t for n, t in zip(sizes, tiled, strict=True)])
+        y = zero_extend(execute(self, x, padded), [0] * g.dims, [n - t for n, t in zip(sizes, tiled, strict=True)])
         return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
+
+    def forward_of_torch(self, input: Tensor, source: Source | None, output_size: Sequence[int] | None) -> Tensor:
+        """What `nn.ConvTransposeNd` does with the weight."""
+        return super().forward(input, output_size)
 
     def _sizes(self, inputs: Sequence[int], output_size: Sequence[int] | None) -> list[int]:
         """Image size of the convolution whose adjoint is applied."""

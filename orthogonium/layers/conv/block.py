@@ -10,20 +10,18 @@ padding ℓ has `N/s` outputs and needs `extent − s − ℓ` pixels on the rig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.algebra import CONV
 from orthogonium.layers.block import LipschitzBlock
-from orthogonium.layers.constrained import Guarantee
 from orthogonium.layers.conv.padding import Border, check_image, tiled_size, wrap, zero_extend
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 
-_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 Sizes = tuple[int, ...]
 
 
@@ -74,7 +72,7 @@ class ConvBlock(LipschitzBlock):
     @property
     def guarantee(self) -> Guarantee:
         """1-Lipschitz under both padding modes."""
-        return Guarantee("lipschitz", "for every image size")
+        return Guarantee("lipschitz", image_sizes=(1,) * self.dims)
 
     @as_a_whole
     def forward(self, input: Tensor) -> Tensor:
@@ -91,7 +89,7 @@ class ConvBlock(LipschitzBlock):
         return y + x if self.residual else y
 
     def _convolve(self, x: Tensor, kernel: Tensor, branch: Branch, bias: Tensor | None = None) -> Tensor:
-        conv, padding = _CONV[self.dims], (0,) * self.dims
+        conv, padding = CONV[self.dims], (0,) * self.dims
         if self.padding_mode == "circular":
             x = wrap(x, branch.left, branch.right)
         elif branch.left == branch.right:

@@ -9,7 +9,7 @@ from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.block import ConvBlock, residual_branches
 from orthogonium.layers.slopes import Activation
 from orthogonium.methods.cpl import PotentialKernels
-from orthogonium.methods.packing import Device
+from orthogonium.methods.kernel import Device
 
 
 class CPLConv2d(ConvBlock):

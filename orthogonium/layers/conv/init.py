@@ -9,6 +9,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.algebra import spatial_dims
 from orthogonium.kernels.geometry import Size
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
+from orthogonium.linalg.precision import full_precision
 from orthogonium.methods.aoc import OrthogonalKernel
 
 
@@ -40,5 +41,5 @@ def conv_orthogonal_(
     )
     kernel = OrthogonalKernel(geometry, ortho_params)
     with torch.no_grad():
-        weight = kernel(*kernel.initial(tensor.device, tensor.dtype, generator))
+        weight = full_precision(kernel.build)(*kernel.initial(tensor.device, tensor.dtype, generator))
         return tensor.copy_(gain * weight)

@@ -10,7 +10,7 @@ from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.block import Branch, ConvBlock
 from orthogonium.layers.slopes import Activation, is_homogeneous
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
-from orthogonium.methods.packing import Device
+from orthogonium.methods.kernel import Device
 from orthogonium.methods.sandwich import SandwichKernels
 
 

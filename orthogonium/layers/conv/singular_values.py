@@ -13,7 +13,7 @@ from orthogonium.spectral import Convolution, circular_gram_bound, geometry_of, 
 from orthogonium.spectral.windows import check_size, frobenius, sides
 
 __path__: list[str] = []  # Note [Published paths] of `published/paths.py`
-_FLOPS = 2.5e10
+MOST_FLOPS = 2.5e10  # of a bound, which take about a minute
 
 
 def get_conv_sv(
@@ -78,10 +78,10 @@ def _bound(conv: Convolution, size: Sequence[int] | None, n_iter: int) -> Tensor
         return frequencies * (4.0 * conv.groups * rows * columns * (rows + taps) + 100 * taps)
 
     grown, steps = [math.prod(2**n * (k - 1) + 1 for k in conv.kernel_size) for n in range(n_iter + 1)], 1
-    while steps < n_iter and flops(2 ** (steps + 1), grown[steps + 1]) <= _FLOPS:
+    while steps < n_iter and flops(2 ** (steps + 1), grown[steps + 1]) <= MOST_FLOPS:
         steps += 1
     on_kernel = gram_bound(conv, size, steps=steps, per_group=True)
-    if n_iter * flops(16, grown[0]) <= _FLOPS:  # sixteen frequencies for each tap: a grid within 1 %
+    if n_iter * flops(16, grown[0]) <= MOST_FLOPS:  # sixteen frequencies for each tap: a grid within 1 %
         return torch.minimum(on_kernel, circular_gram_bound(conv, size, steps=n_iter, per_group=True))
     return torch.minimum(on_kernel, norm_bound(conv, size, per_group=True))
 

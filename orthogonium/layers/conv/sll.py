@@ -18,7 +18,7 @@ from orthogonium.layers.conv.block import Branch, ConvBlock, inner_channels, res
 from orthogonium.layers.slopes import Activation
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.packing import Device
+from orthogonium.methods.kernel import Device
 from orthogonium.methods.sll import OrthogonalResidual, SDPKernels
 from orthogonium.methods.sll_aoc import FusedKernels
 
@@ -263,7 +263,7 @@ class AOCLipschitzResBlock(ConvBlock):
         inner = inner_channels(type(self).__name__, in_channels, inner_dim_factor, groups)
         core = ConvGeometry.of(self.dims, in_channels, inner, kernel_size, 1, dilation, groups)
         kernels = OrthogonalResidual(core, ortho_params)
-        if not kernels.kernel.trainable:
+        if not kernels.orthogonal.trainable:
             warn_depthwise(type(self).__name__, core)
         self.set_geometry(geometry, padding_mode, residual_branches(geometry))
         self.constrain_weight(kernels, bias, device, dtype)

@@ -18,18 +18,11 @@ from torch import nn
 
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.kernels.exponential import grown_size, smallest_singular_value
+from orthogonium.kernels.exponential import grown_size
 from orthogonium.kernels.geometry import Size, to_tuple
-from orthogonium.layers.constrained import Guarantee
-from orthogonium.layers.conv.base import (
-    ConstrainedConv,
-    ConstrainedConvNd,
-    ConstrainedConvTranspose,
-    Device,
-    warn_depthwise,
-)
+from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
-from orthogonium.methods.constraint import constrain
+from orthogonium.methods.kernel import Device
 from orthogonium.methods.soc import SkewExponentialKernel
 
 PaddingTo = Literal["series", "kernel"]
@@ -97,21 +90,11 @@ class _SkewWeight(ConstrainedConvNd):
     skew_kernel_size: tuple[int, ...]
     order: int
 
-    def constrain_weight(self, kernel: SkewExponentialKernel) -> None:
-        """Parametrize `weight`."""
+    def kernel_of(self, geometry: ConvGeometry, order: int, niter: int, params: OrthoParams) -> SkewExponentialKernel:
+        """The exponential of a skew kernel, whose size and order the layer shows."""
+        kernel = SkewExponentialKernel(geometry, order, niter, params)
         self.skew_kernel_size, self.order = kernel.skew_size, kernel.order
-        if not kernel.trainable:
-            warn_depthwise(type(self).__name__, self.geometry)
-        constrain(self, kernel, kernel.initial(self.weight.device, self.weight.dtype))
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """1-Lipschitz; and under circular padding that keeps every window no singular value is small."""
-        if not self.covers:
-            return Guarantee("lipschitz", "for every image size")
-        where = "" if set(self.geometry.stride) == {1} else ", for image sizes divisible by the stride"
-        gap = 1 - smallest_singular_value(self.order)
-        return Guarantee("lipschitz", f"with all singular values above 1 − {gap:.1e}{where}")
+        return kernel
 
 
 class _SOCConv(_SkewWeight, ConstrainedConv):
@@ -134,21 +117,10 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
         padding_to: PaddingTo = "series",
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel.kernel_size,
-            stride,
-            _SeenPadding(kernel, padding, padding_to).of_convolution(),
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.constrain_weight(kernel)
+        kernel = self.kernel_of(geometry, order, niter, ortho_params)
+        seen = _SeenPadding(kernel, padding, padding_to).of_convolution()
+        sizes = in_channels, out_channels, kernel_size, stride, seen, dilation, groups
+        super().__init__(lambda _: kernel, *sizes, bias, padding_mode, device, dtype)
 
 
 class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
@@ -172,23 +144,10 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
         padding_to: PaddingTo = "series",
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
-        kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
-        padding, output_padding = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel.kernel_size,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            bias,
-            dilation,
-            padding_mode,
-            device,
-            dtype,
-        )
-        self.constrain_weight(kernel)
+        kernel = self.kernel_of(geometry, order, niter, ortho_params)
+        seen, extra = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
+        sizes = in_channels, out_channels, kernel_size, stride, seen, extra, groups
+        super().__init__(lambda _: kernel, *sizes, bias, dilation, padding_mode, device, dtype)
 
 
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Orthogonal factors `P + (I − P) z` along one axis of a kernel: each step beside its adjoint.
+"""Orthogonal factors `P + (I − P) z` along one axis of a kernel.
 
 A projector is given by a basis M with orthonormal rows, `P = MᵀM`; pairs of them stand one above the other in
 `U = [M; N]`. Shapes: g groups, c channels, r rows of a basis, m columns of the kernel, *t its taps so far, T = m·∏t.
@@ -15,16 +15,25 @@ number of factors.
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# ── terms to kernel ──
+
+def apply_to_kernel(bases: Tensor, x: Tensor, dim: int) -> Tensor:  # (g, n, r, c), (g, c, m, *t)
+    """The product of n factors along an axis of the kernel, times the kernel. Note [Thin or dense]."""
+    if bases.shape[1] > 1 and math.prod(x.shape[2:]) > 2 * bases.shape[3]:
+        taps = _multiply([_taps(pair) for pair in bases.split(2, 1)])
+        return _assemble(_apply_taps(taps, x), x, dim)
+    for pair in reversed(bases.split(2, 1)):  # the last factor is applied first
+        x = _assemble(_project(pair, x), x, dim)
+    return x
 
 
-def assemble(terms: list[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c, T), (g, c, m, *t) → (g, c, m, *t')
+def _assemble(terms: list[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c, T), (g, c, m, *t) → (g, c, m, *t')
     """`Σ_{i<n} zⁱ Z_i + zⁿ (X − Σ Z_i)` along an axis."""
     n, size = len(terms), x.shape[dim]
     terms = [z.reshape(x.shape) for z in terms]
@@ -37,131 +46,45 @@ def assemble(terms: list[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c,
     return y
 
 
-def assemble_adjoint(grad: Tensor, n: int, dim: int) -> tuple[Tensor, Tensor]:  # → (g, n, c, T), (g, c, T)
-    """Gradients of the terms, and that of X but for what comes through the terms."""
-    size = grad.shape[dim] - n
-    windows = grad.unfold(dim, size, 1).movedim((dim, -1), (1, dim + 1))  # n + 1 shifts of the taps of X
-    windows = windows.clone(memory_format=torch.contiguous_format)
-    terms, last = windows[:, :n], windows[:, n]
-    terms.sub_(windows[:, n:])
-    return terms.flatten(3), last.flatten(2)
+# ── thin ──
 
 
-def shrink(grad: Tensor, dim: int, n: int) -> list[int]:
-    """Shape of a kernel before n factors along an axis."""
-    return [size - n * (i == dim) for i, size in enumerate(grad.shape)]
-
-
-# ── thin: one projector, two projectors ──
-
-
-def project(m: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:  # (g, r, c), (g, c, T)
-    """The term `PX`, and the coordinates `MX` for the adjoint."""
-    coordinates = torch.bmm(m, x)
-    return [torch.bmm(m.mT, coordinates)], [coordinates]
-
-
-def project_adjoint(
-    m: Tensor, x: Tensor, coordinates: Tensor, terms: Tensor, last: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Gradients of the basis and of X."""
-    grad = terms[:, 0]
-    inner = torch.bmm(m, grad)
-    return [torch.baddbmm(torch.bmm(coordinates, grad.mT), inner, x.mT)], torch.baddbmm(last, m.mT, inner)
-
-
-def project_pair(u: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:  # (g, 2r, c), (g, c, T)
-    """The terms `PQX = Mᵀ(MNᵀ)NX` and `(P + Q − 2PQ)X = Uᵀ[MX − 2(MNᵀ)NX; NX]`, and what the adjoint needs."""
-    m, n = u.chunk(2, 1)
-    overlap = torch.bmm(m, n.mT)
-    above, below = torch.bmm(u, x).chunk(2, 1)
-    inner = torch.bmm(overlap, below)
+def _project(bases: Tensor, x: Tensor) -> list[Tensor]:  # (g, 1 or 2, r, c)
+    """The term `PX`; or `PQX = Mᵀ(MNᵀ)NX` and `(P + Q − 2PQ)X = Uᵀ[MX − 2(MNᵀ)NX; NX]`."""
+    u, flat = bases.flatten(1, 2), x.flatten(2)
+    if bases.shape[1] == 1:
+        return [torch.bmm(u.mT, torch.bmm(u, flat))]
+    m, n = bases.unbind(1)
+    above, below = torch.bmm(u, flat).chunk(2, 1)
+    inner = torch.bmm(torch.bmm(m, n.mT), below)
     coordinates = torch.cat((torch.sub(above, inner, alpha=2), below), 1)
-    return [torch.bmm(m.mT, inner), torch.bmm(u.mT, coordinates)], [overlap, coordinates, inner]
+    return [torch.bmm(m.mT, inner), torch.bmm(u.mT, coordinates)]
 
 
-def project_pair_adjoint(
-    u: Tensor, x: Tensor, overlap: Tensor, coordinates: Tensor, inner: Tensor, terms: Tensor, last: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Gradients of the bases and of X."""
-    m, n = u.chunk(2, 1)
-    first, second = terms.unbind(1)
-    above, below = torch.bmm(u, second).chunk(2, 1)
-    grad_inner = torch.bmm(m, first).sub_(above, alpha=2)
-    grad_coordinates = torch.cat((above, torch.baddbmm(below, overlap.mT, grad_inner)), 1)
-    grad_overlap = torch.bmm(grad_inner, coordinates.chunk(2, 1)[1].mT)
-    grad_m, grad_n = torch.baddbmm(torch.bmm(coordinates, second.mT), grad_coordinates, x.mT).chunk(2, 1)
-    grad_m = torch.baddbmm(torch.baddbmm(grad_m, inner, first.mT), grad_overlap, n)
-    grad_n = torch.baddbmm(grad_n, grad_overlap.mT, m)
-    return [grad_m, grad_n], torch.baddbmm(last, u.mT, grad_coordinates)
+# ── dense ──
 
 
-# ── dense: the taps of one or two factors, and of all factors of an axis ──
-
-
-def pair_taps(u: Tensor) -> tuple[Tensor, list[Tensor]]:  # (g, 2r, c) → (g, 2, c, c)
-    """`PQ` and `P + Q − 2PQ`, and what the adjoint needs."""
-    m, n = u.chunk(2, 1)
-    overlap = torch.bmm(m, n.mT)
-    image = torch.bmm(overlap, n)
-    product = torch.bmm(m.mT, image)
+def _taps(bases: Tensor) -> Tensor:  # (g, 1 or 2, r, c) → (g, 1 or 2, c, c)
+    """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last."""
+    u = bases.flatten(1, 2)
     total = torch.bmm(u.mT, u)
-    return torch.stack((product, total.sub_(product, alpha=2)), 1), [overlap, image]
+    if bases.shape[1] == 1:
+        return total[:, None]
+    m, n = bases.unbind(1)
+    product = torch.bmm(m.mT, torch.bmm(torch.bmm(m, n.mT), n))
+    return torch.stack((product, torch.sub(total, product, alpha=2)), 1)
 
 
-def pair_taps_adjoint(u: Tensor, overlap: Tensor, image: Tensor, grad: Tensor) -> list[Tensor]:
-    """Gradients of the bases."""
-    m, n = u.chunk(2, 1)
-    grad_product, grad_total = grad.unbind(1)
-    grad_product = torch.sub(grad_product, grad_total, alpha=2)
-    grad_m, grad_n = torch.bmm(u, grad_total + grad_total.mT).chunk(2, 1)
-    grad_image = torch.bmm(m, grad_product)
-    grad_overlap = torch.bmm(grad_image, n.mT)
-    grad_m = torch.baddbmm(torch.baddbmm(grad_m, image, grad_product.mT), grad_overlap, n)
-    grad_n = torch.baddbmm(torch.baddbmm(grad_n, overlap.mT, grad_image), grad_overlap.mT, m)
-    return [grad_m, grad_n]
-
-
-def apply_taps(taps: Tensor, x: Tensor) -> list[Tensor]:  # (g, n, c, c), (g, c, T) → n of (g, c, T)
+def _apply_taps(taps: Tensor, x: Tensor) -> list[Tensor]:  # (g, n, c, c), (g, c, m, *t) → n of (g, c, T)
     """The terms `A_i X`: one product."""
-    return list(torch.bmm(taps.flatten(1, 2), x).unflatten(1, taps.shape[1:3]).unbind(1))
+    return list(torch.bmm(taps.flatten(1, 2), x.flatten(2)).unflatten(1, taps.shape[1:3]).unbind(1))
 
 
-def apply_taps_adjoint(taps: Tensor, x: Tensor, terms: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the taps and of X."""
-    stacked = terms.flatten(1, 2)
-    grad_taps = torch.bmm(stacked, x.mT)
-    return grad_taps.unflatten(1, taps.shape[1:3]), torch.baddbmm(last, taps.flatten(1, 2).mT, stacked)
-
-
-def as_kernel(taps: Tensor) -> Tensor:  # (g, n, c, c) → (g, c, c, n+1)
-    """The kernel of an axis: the last tap is I minus the others."""
-    identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
-    return torch.cat((taps, (identity - taps.sum(1))[:, None]), 1).movedim(1, -1)
-
-
-def as_kernel_adjoint(grad: Tensor) -> Tensor:  # (g, c, c, n+1) → (g, n, c, c)
-    """Gradient of the taps."""
-    return (grad[..., :-1] - grad[..., -1:]).movedim(-1, 1).contiguous()
-
-
-def multiply(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Taps of a product from those of its parts, and the products of the last ones, as kernels, for the adjoint."""
-    kernels: list[Tensor] = []
+def _multiply(parts: list[Tensor]) -> Tensor:
+    """All taps but the last of a product, from those of its parts."""
     taps = parts[-1]
+    identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
     for part in reversed(parts[:-1]):
-        kernels.append(as_kernel(taps))
-        product = assemble(apply_taps(part, kernels[-1].flatten(2)), kernels[-1], 3)
-        taps = product[..., :-1].movedim(-1, 1)
-    return taps, kernels
-
-
-def multiply_adjoint(parts: list[Tensor], kernels: list[Tensor], grad: Tensor) -> list[Tensor]:
-    """Gradients of all parts, from all but the last of them."""
-    grads: list[Tensor] = []
-    for part, kernel in zip(parts, reversed(kernels), strict=True):
-        terms, last = assemble_adjoint(F.pad(grad.movedim(1, -1), (0, 1)), part.shape[1], 3)
-        grad_part, grad_kernel = apply_taps_adjoint(part, kernel.flatten(2), terms, last)
-        grads.append(grad_part)
-        grad = as_kernel_adjoint(grad_kernel.reshape(kernel.shape))
-    return [*grads, grad]
+        kernel = torch.cat((taps, (identity - taps.sum(1))[:, None]), 1).movedim(1, -1)  # (g, c, c, n+1)
+        taps = _assemble(_apply_taps(part, kernel), kernel, 3)[..., :-1].movedim(-1, 1)
+    return taps

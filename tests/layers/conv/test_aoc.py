@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 import orthogonium.linalg as linalg
 from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
-from orthogonium.layers.conv import aoc
+from orthogonium.layers.conv import aoc, bcop, rko
 from orthogonium.layers.conv.init import conv_orthogonal_
 from orthogonium.layers.conv.soc import AdaptiveSOCConvTranspose2d
 from tests.oracle import operator, plain_conv, singular_values
@@ -298,12 +298,12 @@ def test_presets_describe_the_same_kernels():
 
 def test_parts_by_name():
     x = torch.randn(1, 4, 8, 8)
-    assert (singular_values(aoc.FastBlockConv2d(4, 4, 3), 4, 6, 6) - 1).abs().max() <= 1e-5
+    assert (singular_values(bcop.FastBlockConv2d(4, 4, 3), 4, 6, 6) - 1).abs().max() <= 1e-5
     with pytest.raises(GeometryError, match="stride 1"):
-        aoc.FastBlockConv2d(4, 4, 3, stride=2)
+        bcop.FastBlockConv2d(4, 4, 3, stride=2)
     with pytest.raises(GeometryError, match="stride 1"):
-        aoc.FastBlockConvTranspose2D(4, 4, 3, stride=2)
-    assert aoc.FastBlockConvTranspose2D(4, 4, 3, padding=1)(x).shape == x.shape
+        bcop.FastBlockConvTranspose2D(4, 4, 3, stride=2)
+    assert bcop.FastBlockConvTranspose2D(4, 4, 3, padding=1)(x).shape == x.shape
     assert (singular_values(aoc.BcopRkoConv2d(4, 6, 3, stride=2), 4, 6, 6) - 1).abs().max() <= 1e-5
     assert aoc.BcopRkoConvTranspose2d(4, 2, 3, stride=2)(x).shape == (1, 2, 17, 17)
 
@@ -315,9 +315,9 @@ def test_rko(k, s, d, transposed):
     options = dict(stride=s, dilation=d, padding="same", padding_mode="circular", dtype=torch.float64)
     size = 12 // s if transposed else 12
     if transposed:
-        layer = aoc.RkoConvTranspose2d(4, 3, k, **options)
+        layer = rko.RkoConvTranspose2d(4, 3, k, **options)
     else:
-        layer = aoc.RKOConv2d(3, 4, k, **options)
+        layer = rko.RKOConv2d(3, 4, k, **options)
     assert layer.weight.shape[2:] == (k, k)
     sigma = singular_values(layer, layer.in_channels, size, size)
     if k <= s and d == 1:

@@ -34,7 +34,7 @@ def test_fused_is_unfused(ci, co, g, dilation):
     options = {"groups": g, "dilation": dilation, "dtype": torch.float64}
     for k, s, a in itertools.product([1, 2, 3, 4, (3, 2)], [1, 2, 3, (2, 1)], ["relu", "tanh"]):
         fused = sll.SLLxAOCLipschitzResBlock(ci, co, 2, k, s, activation=a, **options)
-        constraint = fused.parametrizations.weight[0]
+        constraint = fused.parametrizations.weight[0].kernel
         raw = list(fused.parametrizations.weight.parameters())
         with torch.no_grad():
             raw[-1].normal_()
@@ -43,8 +43,8 @@ def test_fused_is_unfused(ci, co, g, dilation):
             if part is None:
                 outside.append(nn.Identity())
                 continue
-            count = len(part.shapes) * part.trainable
-            values, raw = raw[:count] or [torch.empty(shape).double() for shape in part.shapes], raw[count:]
+            count = len(part.raw_shapes) * part.trainable
+            values, raw = raw[:count] or [torch.empty(shape).double() for shape in part.raw_shapes], raw[count:]
             geometry = part.geometry
             with warnings.catch_warnings():  # a constant K_post
                 warnings.simplefilter("ignore", GuaranteeWarning)
@@ -226,5 +226,7 @@ def test_ortho_params_are_used():
     default = sll.AOCLipschitzResBlock(4, 2, 3)
     torch.manual_seed(0)
     other = sll.AOCLipschitzResBlock(4, 2, 3, ortho_params=QR_ORTHO_PARAMS)
-    own, given = (type(b.parametrizations.weight[0].kernel.orthonormalize.orthogonalizer) for b in (default, other))
+    own, given = (
+        type(b.parametrizations.weight[0].kernel.orthogonal.orthonormalize.orthogonalizer) for b in (default, other)
+    )
     assert own is not given and given is type(QR_ORTHO_PARAMS.build((1, 2, 4)).orthogonalizer)

@@ -1,4 +1,4 @@
-"""The parametrization every constrained layer shares: raw parameters in, weight out, built once in eval.
+"""How a kernel becomes the `weight` of a layer: built when needed, kept in eval, assigned, copied and pickled.
 
 Note [Eval cache]
 The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it came from.
@@ -25,6 +25,11 @@ Deployment that wants no check at all removes the parametrization.
 Note [Precision]
 Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype, autocast and the settings
 of float32 products say (Note [Products] of `linalg/products.py`).
+
+Note [Copies of parametrized modules]
+torch gives each parametrized module a class of its own that holds the `weight` property, forbids pickling it, and lets
+a deep copy share that class, so that removing the parametrization of a copy breaks the original. Here a copy (or an
+unpickled module) starts from the class as written and gets a fresh class of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ import ctypes
 import math
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -40,7 +46,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError
+from orthogonium.layers.guarantee import Guarantee
 from orthogonium.linalg.precision import full_precision, has_values, waits
+from orthogonium.methods.aoc import OrthogonalKernel
+from orthogonium.methods.kernel import Kernel
 
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -95,76 +104,63 @@ class Kept:
 
 
 class Constraint(nn.Module):
-    """Base of all parametrizations: subclasses give `build(*raw) -> weight`, a differentiable function."""
+    """The parametrization of a `weight`: its kernel, and the weight that is kept in eval."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None) -> None:
         super().__init__()
+        self.kernel = kernel
+        self._initial = initial
         self._kept: Kept | None = None
-        self._initial: Tensor | tuple[Tensor, ...] | None = None
-
-    def initial(self, device: torch.device | str | None, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
-        """Random raw parameters to start from."""
-        raise NotImplementedError
-
-    def build(self, *raw: Tensor) -> Tensor:
-        """The constrained weight of the raw parameters."""
-        raise NotImplementedError
-
-    def invert(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Raw parameters that build `weight`, where the method has such a formula."""
-        raise ConstraintError(
-            f"{type(self).__name__} cannot recover its raw parameters from a weight. "
-            "Load a state_dict, or remove the parametrization before assigning the weight."
-        )
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
-        kept = self.kept(raw)
-        return self._evaluate(raw) if kept is None else kept.weight
-
-    def kept(self, raw: tuple[Tensor, ...]) -> Kept | None:
-        """The weight that is served without building it, unless gradients may flow or there are no values to compare."""
-        differentiable = torch.is_grad_enabled() and any(p.requires_grad for p in raw)
-        if self.training or differentiable:
-            if self._kept is not None and waits(raw[0]):
-                self._kept = None
-            return None
-        if not has_values(*raw) or any(p.is_inference() and waits(p) for p in raw):  # inference tensors have no version
-            return None
+        if not self.keeps(raw):
+            self._forget(raw)
+            return self._build(raw)
         if self._kept is None or not self._kept.is_current(raw):
-            kept = Kept(raw, self._evaluate)
-            if not has_values(kept.weight):  # a mode made it fake
-                return None
+            kept = Kept(raw, self._build)
+            if not has_values(kept.weight):  # built under `FakeTensorMode`
+                return kept.weight
             self._kept = kept
-        return self._kept
+        return self._kept.weight
 
-    def _evaluate(self, raw: tuple[Tensor, ...]) -> Tensor:
-        """Note [Precision]."""
-        return standard_strides(full_precision(self.build)(*raw))
+    def keeps(self, raw: tuple[Tensor, ...]) -> bool:
+        """Whether the weight is built once and kept: no gradient may flow, and there are values to compare."""
+        if self._may_train(raw) or not has_values(*raw):
+            return False
+        return not any(p.is_inference() and waits(p) for p in raw)  # inference tensors have no version
 
-    def separates(self, pixels: int) -> bool:
-        """Whether `convolve` is cheaper than building the weight, for a batch of so many pixels."""
-        return False
+    def _may_train(self, raw: tuple[Tensor, ...]) -> bool:
+        return self.training or (torch.is_grad_enabled() and any(p.requires_grad for p in raw))
 
-    def convolve(self, x: Tensor, pad: Callable[[Tensor, int], Tensor], *raw: Tensor) -> Tensor:
-        """Convolve without the weight: `(n, g, in, *sizes)` → `(n, g, out, *sizes)`.
+    def _forget(self, raw: tuple[Tensor, ...]) -> None:
+        if self._kept is not None and waits(raw[0]) and self._may_train(raw):
+            self._kept = None
 
-        `pad(x, axis)` adds the border of an axis, which is the third of the image that it is given.
-        """
-        raise NotImplementedError
+    def _build(self, raw: tuple[Tensor, ...]) -> Tensor:
+        """Note [Precision]. The kernels of a block are one vector."""
+        build: Callable[..., Any] = self.kernel.build
+        built = full_precision(build)(*raw)
+        return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten() for t in built]))
+
+    def factors(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a layer applies instead of the weight: Note [In turn] of `methods/aoc.py`."""
+        assert isinstance(self.kernel, OrthogonalKernel)
+        self._forget(raw)
+        return full_precision(self.kernel.factors)(*raw)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""
         if self._initial is not None:
             raw, self._initial = self._initial, None
             return raw
-        raw = self.invert(weight)
-        rebuilt = self._evaluate(raw if isinstance(raw, tuple) else (raw,))
+        raw = self.kernel.invert(weight)
+        rebuilt = self._build(raw if isinstance(raw, tuple) else (raw,))
         tolerance = 1e-5 if weight.dtype.itemsize > 2 else 1e-2
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
             raise ConstraintError(
-                f"The assigned weight is outside the set of {type(self).__name__}: the nearest one it builds "
+                f"The assigned weight is outside the set of {type(self.kernel).__name__}: the nearest one it builds "
                 f"differs by {deviation:.1e} (allowed {tolerance:.0e}). Project the weight first."
             )
         return raw
@@ -187,7 +183,76 @@ class Constraint(nn.Module):
         return {**self.__dict__, "_kept": None}  # copies and pickles build their own
 
 
-def constrain(layer: nn.Module, constraint: Constraint, raw: Tensor | tuple[Tensor, ...]) -> None:
-    """Make `layer.weight` the output of `constraint`, with `raw` as its trainable parameters."""
-    constraint._initial = raw
+Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint and raw parameters
+
+
+def constrain(layer: nn.Module, kernel: Kernel) -> None:
+    """Make `layer.weight` what `kernel` builds of raw parameters, from a random start."""
+    weight: Any = layer.weight
+    constraint = Constraint(kernel, kernel.initial(weight.device, weight.dtype))
     parametrize.register_parametrization(layer, "weight", constraint, unsafe=True)
+
+
+def _restore(cls: type[nn.Module], state: dict[str, Any]) -> nn.Module:
+    module = cls.__new__(cls)
+    nn.Module.__setstate__(module, state)
+    if "parametrizations" in module._modules:
+        parametrize._inject_new_class(module)
+        for name in module.parametrizations:  # type: ignore[union-attr]
+            parametrize._inject_property(module, name)
+    return module
+
+
+class Constrained(nn.Module):
+    """Mixin of every constrained layer. Note [Copies of parametrized modules]."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The property this layer keeps whatever its parameters are."""
+        raise NotImplementedError
+
+    def source(self) -> Source | None:
+        """The constraint and the raw parameters that the weight is built of, if by nothing else.
+
+        There is no such pair after `remove_parametrizations`, beside a second parametrization or hooks on the first, or in
+        `parametrize.cached()`.
+        """
+        chains = self._modules.get("parametrizations")
+        if chains is None or parametrize._cache_enabled:
+            return None
+        chain: Any = chains._modules.get("weight")
+        if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
+            return None
+        constraint = chain._modules["0"]
+        if constraint._forward_hooks or constraint._forward_pre_hooks:
+            return None
+        return constraint, tuple(chain._parameters.values())
+
+    def weight_of(self, source: Source | None) -> Tensor:
+        """`weight`, for half the cost of the property where it is kept."""
+        weight: Any = self.weight if source is None else source[0](*source[1])
+        return weight
+
+    def reset_parameters(self) -> None:
+        """Draw new raw parameters, zero the bias: what `to_empty` and initializers of models call."""
+        bias: Any = getattr(self, "bias", None)
+        with torch.no_grad():
+            if isinstance(bias, torch.Tensor):
+                bias.zero_()
+            if parametrize.is_parametrized(self, "weight"):
+                chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
+                raw = list(chain.parameters(recurse=False))
+                fresh = chain[0].kernel.initial(raw[0].device, raw[0].dtype)
+                for parameter, value in zip(raw, fresh if isinstance(fresh, tuple) else (fresh,), strict=True):
+                    parameter.copy_(value)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return _restore, (parametrize.type_before_parametrizations(self), self.__dict__.copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        copy = _restore(
+            parametrize.type_before_parametrizations(self),
+            {k: deepcopy(v, memo) for k, v in self.__dict__.items()},
+        )
+        memo[id(self)] = copy
+        return copy

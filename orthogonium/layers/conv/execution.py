@@ -1,0 +1,134 @@
+"""The ways to convolve images with a constrained weight, in the order in which they are tried; all give the same result.
+
+`select_execution(layer, x)` tells which one a layer takes, as `select_method(geometry)` tells its construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
+from orthogonium.layers.conv.padding import unwrap, wrap, zero_extend
+from orthogonium.layers.parametrization import Source, standard_strides
+from orthogonium.linalg.precision import autocasts, is_exporting
+from orthogonium.methods.aoc import OrthogonalKernel
+from orthogonium.methods.bcop.images import apply_in_turn
+
+# Note [In turn] of `methods/aoc.py`
+MOST_PIXELS = 32  # for each channel, over all images in between: a limit to the memory they take
+FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
+
+
+class Execution(NamedTuple):
+    """One way to apply a layer, a convolution or a transposed one (see `conv/base.py`)."""
+
+    name: str
+    when: Callable[[Any, Tensor, Source | None], bool]
+    how: Callable[..., Tensor]  # of the layer, the images, the source of its weight, and what `forward` says of sizes
+
+
+def select_execution(layer: Any, x: Tensor) -> Execution:
+    """The first execution whose condition holds for these images.
+
+    >>> from orthogonium.layers import AdaptiveOrthoConv2d
+    >>> layer = AdaptiveOrthoConv2d(64, 64, 3)
+    >>> [select_execution(layer, torch.randn(1, 64, n, n)).name for n in (4, 32)]
+    ['factors in turn', 'padded']
+    """
+    return _select(layer, x, layer.source())
+
+
+def execute(layer: Any, x: Tensor, *sizes: Any) -> Tensor:
+    """Apply the layer to images that its `forward` has checked and tiled."""
+    source = layer.source()
+    return _select(layer, x, source).how(layer, x, source, *sizes)
+
+
+def _select(layer: Any, x: Tensor, source: Source | None) -> Execution:
+    for execution in EXECUTIONS:
+        if execution.when(layer, x, source):
+            return execution
+    raise AssertionError("The last execution is for every layer.")
+
+
+# ── the factors of the weight, one after the other ──
+
+
+def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
+    """Whether the factors of the weight do the same as the weight for less."""
+    # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
+    if source is None or layer.transposed or is_exporting() or torch.jit.is_tracing():
+        return False
+    constraint, raw = source
+    kernel = constraint.kernel
+    if not isinstance(kernel, OrthogonalKernel) or kernel.channels < FEWEST_CHANNELS:
+        return False
+    pixels = x.numel() // layer.in_channels
+    if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels or constraint.keeps(raw):
+        return False
+    # Half precision would round each factor, other memory formats would be lost.
+    if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():
+        return False
+    # Errors are those of the convolution with the weight.
+    if layer.bias is not None and layer.bias.dtype != x.dtype:
+        return False
+    dims, border = layer.dims, layer.border
+    image = x.dim() in (dims + 1, dims + 2) and x.shape[-dims - 1] == layer.in_channels
+    axes = zip(x.shape[-dims:], border.left, border.right, layer.geometry.extent, strict=False)
+    return image and all(n > 0 and n + a + b >= extent and max(a, b) <= n for n, a, b, extent in axes)
+
+
+def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
+    g, border = layer.geometry, layer.border
+    constraint, raw = source
+    kernel: Any = constraint.kernel
+
+    def pad(x: Tensor, axis: int) -> Tensor:  # up to the last window
+        left, right = border.left[axis], border.right[axis]
+        unused = (x.shape[2] + left + right - g.extent[axis]) % g.stride[axis]
+        others = [0] * (x.dim() - 3)
+        return _extend(layer, x, [left, *others], [right - unused, *others])
+
+    dense, *axes = constraint.factors(raw)
+    grouped = x.reshape(-1, g.groups, g.group_in, *x.shape[-g.dims :])
+    y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad)
+    y = standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:]))
+    return y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
+
+
+# ── the weight ──
+
+
+def _extend(layer: Any, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+    return (wrap if layer.border.mode == "circular" else zero_extend)(x, left, right)
+
+
+def _convolve_padded(layer: Any, x: Tensor, source: Source | None) -> Tensor:
+    g, border = layer.geometry, layer.border
+    x = _extend(layer, x, border.left, border.right)
+    return CONV[g.dims](x, layer.weight_of(source), layer.bias, g.stride, 0, g.dilation, g.groups)
+
+
+def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Sequence[int]) -> Tensor:
+    """The adjoint of `_convolve_padded`, without bias: from the windows of an image of size `padded`."""
+    g, border = layer.geometry, layer.border
+    y = CONV_TRANSPOSE[g.dims](x, layer.weight_of(source), None, g.stride, 0, 0, g.groups, g.dilation)
+    y = zero_extend(y, [0] * g.dims, [n - m for n, m in zip(padded, y.shape[-g.dims :], strict=True)])
+    return unwrap(y, border.left, border.right)
+
+
+EXECUTIONS = (
+    Execution("factors in turn", _pays_in_turn, _apply_in_turn),
+    Execution(
+        "torch",  # whose padding is the one that is wanted
+        lambda layer, x, source: layer.pads_as_torch,
+        lambda layer, x, source, *sizes: layer.forward_of_torch(x, source, *sizes),
+    ),
+    Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),
+    Execution("folded", lambda layer, x, source: True, _convolve_folded),
+)
+"""In the order of preference."""

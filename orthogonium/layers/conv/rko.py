@@ -1,0 +1,55 @@
+"""RKO by name, the strided stage of adaptive orthogonal convolutions: method in `methods/rko.py`."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.layers.conv.aoc import OrthoConv, OrthoConvTranspose, Part
+from orthogonium.layers.conv.base import ConstrainedConvNd
+from orthogonium.linalg import OrthoParams
+from orthogonium.methods.rko import ReshapedKernel
+
+
+class _Reshaped(ConstrainedConvNd, metaclass=Part):
+    part = "rko"
+
+    def kernel_of(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> ReshapedKernel:
+        """RKO alone: orthogonal where windows do not overlap, 1-Lipschitz elsewhere."""
+        return ReshapedKernel(geometry, ortho_params)
+
+
+class RKOConv2d(_Reshaped, OrthoConv, nn.Conv2d):
+    """RKO by name: orthogonal where `kernel_size` ≤ stride (dilation 1), else scaled to be 1-Lipschitz."""
+
+    dims = 2
+
+
+class RKOConv1d(_Reshaped, OrthoConv, nn.Conv1d):
+    """`RKOConv2d` in 1 dimension."""
+
+    dims = 1
+
+
+class RKOConv3d(_Reshaped, OrthoConv, nn.Conv3d):
+    """`RKOConv2d` in 3 dimensions."""
+
+    dims = 3
+
+
+class RkoConvTranspose2d(_Reshaped, OrthoConvTranspose, nn.ConvTranspose2d):
+    """The adjoint of `RKOConv2d`."""
+
+    dims = 2
+
+
+class RKOConvTranspose1d(_Reshaped, OrthoConvTranspose, nn.ConvTranspose1d):
+    """The adjoint of `RKOConv1d`."""
+
+    dims = 1
+
+
+class RKOConvTranspose3d(_Reshaped, OrthoConvTranspose, nn.ConvTranspose3d):
+    """The adjoint of `RKOConv3d`."""
+
+    dims = 3
