@@ -13,9 +13,9 @@ WIDTHS = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (5
 def network(kind: str, mode: str):
     from torch import nn
 
-    from orthogonium.layers import AdaptiveOrthoConv2d
+    from orthogonium.layers import AdaptiveOrthoConv2d, AOLConv2d
 
-    make = AdaptiveOrthoConv2d if kind == "ours" else nn.Conv2d
+    make = {"plain": nn.Conv2d, "ours": AdaptiveOrthoConv2d, "aol": AOLConv2d}[kind]
     layers, channels = [], 3
     for width, stride in WIDTHS:
         layers += [make(channels, width, 3, stride=stride, padding=1, padding_mode=mode), nn.ReLU()]

@@ -6,6 +6,7 @@ import torch
 from orthogonium.legacy.block_ortho_conv import bcop_kernel
 from orthogonium.linalg import cholesky
 from orthogonium.methods.bcop.kernel import compose, count_bases
+from orthogonium.methods.bcop.kernel import rotation as first_columns
 
 
 def bases(count, c):
@@ -72,4 +73,16 @@ def test_thin_and_dense_products_build_the_same_kernel(sizes, c, columns):
     for parts in ([start], start.split(1, 2)):
         kernel = torch.cat([compose(cholesky(raw), sizes, part) for part in parts], 2)
         results.append((kernel, *torch.autograd.grad(kernel.sin().sum(), raw)))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 3), (5, 3), (3, 1, 7)], ids=str)
+@pytest.mark.parametrize("c,columns", [(2, 2), (6, 6), (5, 3), (7, 1)])
+def test_all_pairs_at_once_build_the_same_kernel(sizes, c, columns):
+    """Or axis by axis, from a rotation that is given."""
+    raw = torch.randn(3, count_bases(sizes, rotate=True), c // 2, c, dtype=torch.float64, requires_grad=True)
+    m = cholesky(raw)
+    start = first_columns(m[:, :2], columns).reshape(3, c, columns, *(1,) * len(sizes))
+    kernels = compose(m, sizes, columns=columns), compose(m[:, 2:], sizes, start)
+    results = [(k, *torch.autograd.grad(k.sin().sum(), raw, retain_graph=True)) for k in kernels]
     torch.testing.assert_close(*results)

@@ -16,6 +16,7 @@ number of factors.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
@@ -26,8 +27,7 @@ from torch import Tensor
 def apply_to_kernel(bases: Tensor, x: Tensor, dim: int) -> Tensor:  # (g, n, r, c), (g, c, m, *t)
     """The product of n factors along an axis of the kernel, times the kernel. Note [Thin or dense]."""
     if bases.shape[1] > 1 and math.prod(x.shape[2:]) > 2 * bases.shape[3]:
-        taps = _multiply([_taps(pair) for pair in bases.split(2, 1)])
-        return _assemble(_apply_taps(taps, x), x, dim)
+        return apply_taps([taps_of(pair) for pair in bases.split(2, 1)], x, dim)
     for pair in reversed(bases.split(2, 1)):  # the last factor is applied first
         x = _assemble(_project(pair, x), x, dim)
     return x
@@ -64,7 +64,7 @@ def _project(bases: Tensor, x: Tensor) -> list[Tensor]:  # (g, 1 or 2, r, c)
 # ── dense ──
 
 
-def _taps(bases: Tensor) -> Tensor:  # (g, 1 or 2, r, c) → (g, 1 or 2, c, c)
+def taps_of(bases: Tensor) -> Tensor:  # (g, 1 or 2, r, c) → (g, 1 or 2, c, c)
     """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last."""
     u = bases.flatten(1, 2)
     total = torch.bmm(u.mT, u)
@@ -75,16 +75,21 @@ def _taps(bases: Tensor) -> Tensor:  # (g, 1 or 2, r, c) → (g, 1 or 2, c, c)
     return torch.stack((product, torch.sub(total, product, alpha=2)), 1)
 
 
-def _apply_taps(taps: Tensor, x: Tensor) -> list[Tensor]:  # (g, n, c, c), (g, c, m, *t) → n of (g, c, T)
+def apply_taps(parts: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:  # (g, n, c, c) each, (g, c, m, *t)
+    """The product of the parts, given by all taps but the last, times the kernel."""
+    return _assemble(_terms(_multiply(parts), x), x, dim)
+
+
+def _terms(taps: Tensor, x: Tensor) -> list[Tensor]:  # (g, n, c, c), (g, c, m, *t) → n of (g, c, T)
     """The terms `A_i X`: one product."""
     return list(torch.bmm(taps.flatten(1, 2), x.flatten(2)).unflatten(1, taps.shape[1:3]).unbind(1))
 
 
-def _multiply(parts: list[Tensor]) -> Tensor:
+def _multiply(parts: Sequence[Tensor]) -> Tensor:
     """All taps but the last of a product, from those of its parts."""
     taps = parts[-1]
-    identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
     for part in reversed(parts[:-1]):
+        identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
         kernel = torch.cat((taps, (identity - taps.sum(1))[:, None]), 1).movedim(1, -1)  # (g, c, c, n+1)
-        taps = _assemble(_apply_taps(part, kernel), kernel, 3)[..., :-1].movedim(-1, 1)
+        taps = _assemble(_terms(part, kernel), kernel, 3)[..., :-1].movedim(-1, 1)
     return taps
