@@ -100,6 +100,7 @@ def test_second_derivatives(name):
 
 
 @pytest.mark.parametrize("name", IN_TURN)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 def test_second_derivatives_of_factors_in_turn(name, monkeypatch):
     applied = count_in_turn(monkeypatch, pixels=10**6)
     check(*problem(name))
