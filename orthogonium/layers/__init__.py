@@ -45,7 +45,6 @@ from orthogonium.layers.conv.sll import (
     AOCLipschitzResBlock1d,
     AOCLipschitzResBlock3d,
     SDPBasedLipschitzConv,
-    SDPBasedLipschitzDense,
     SDPBasedLipschitzResBlock,
     SDPBasedLipschitzResBlock1d,
     SDPBasedLipschitzResBlock3d,
@@ -119,6 +118,7 @@ from orthogonium.layers.residual import (
 )
 from orthogonium.layers.sandwich import LBDN, SandwichLinear
 from orthogonium.layers.shape import InvertibleDownsampling, InvertibleUpsampling, IsometricPad
+from orthogonium.layers.sll import SDPBasedLipschitzDense
 
 __all__ = [
     "AOCLipschitzResBlock",

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry, adjoint
+from orthogonium.kernels.dominance import check_steps, gram_diagonal
 from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.aol import check_steps, gram_diagonal
 from orthogonium.methods.kernel import Device, Kernels
 
 

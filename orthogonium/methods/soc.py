@@ -6,8 +6,8 @@ Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient 
 Note [Skew kernels]
 `K[−t] = −K[t]ᵀ` makes the operator of K skew, for which the taps must sit symmetrically around 0: sizes are odd. Half of
 the taps are free, and these are the raw parameters. `K ← D^½ K D^½` keeps it skew. With `D = diag(t)⁻¹` and t a dominating
-diagonal of the Hermitian iK (Note [Dominating diagonal] of `aol.py`) its norm is at most 1. Entries of t below 1 are
-raised to 1, so that small kernels stay as they are and the identity can be reached.
+diagonal of the Hermitian iK (Note [Dominating diagonal] of `kernels/dominance.py`) its norm is at most 1. Entries of t
+below 1 are raised to 1, so that small kernels stay as they are and the identity can be reached.
 
 Note [Sizes]
 `kernel_size` k is shared between the stages as in AOC: the strided one has the size e (effective stride), the skew kernel
@@ -25,9 +25,9 @@ from torch import Tensor
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
+from orthogonium.kernels.dominance import dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, random_orthogonal
-from orthogonium.methods.aol import dominating_diagonal, rounding
 from orthogonium.methods.kernel import ConvKernel, Device
 from orthogonium.methods.sll import split_scale
 

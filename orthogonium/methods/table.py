@@ -15,43 +15,23 @@ from orthogonium.linalg import EXP_ORTHO_PARAMS
 
 @dataclass(frozen=True)
 class Method:
-    """What a method promises, supports and costs, and the layers that apply it.
+    """What a method promises, supports and costs, and the layers that apply it."""
 
-    Attributes:
-        name: what `method=` of the façades takes.
-        paper: authors and year.
-        guarantee: "orthogonal" (all singular values 1) or "lipschitz" (1-Lipschitz).
-        padding: where the guarantee holds.
-        cost: floating point operations of building a 3×3 kernel of c channels, forward.
-        conv: dimensions → layer that takes the arguments of `nn.ConvNd`, or those of them that make sense for it.
-        conv_transpose: dimensions → layer that takes the arguments of `nn.ConvTransposeNd`.
-        linear: layer that takes the arguments of `nn.Linear`.
-        linear_options: arguments that make `linear` apply this method.
-        conv_options: arguments that the layers of `conv` need beside those of torch, with the value the façade gives.
-        rename: torch's name of an argument → the name it has in the layers.
-        square: whether inputs and outputs must have the same number of channels or features.
-        activated: whether the layers contain their activation, so that they are not linear.
-        blocks: further layers, which the façades do not build.
-        stride: whether strides other than 1 are supported.
-        dilation: whether dilations other than 1 are supported.
-        groups: whether groups are supported.
-    """
-
-    name: str
-    paper: str
-    guarantee: Literal["orthogonal", "lipschitz"]
-    padding: str
-    cost: str
-    conv: Mapping[int, str] = field(default_factory=dict)
-    conv_transpose: Mapping[int, str] = field(default_factory=dict)
-    linear: str | None = None
-    linear_options: Mapping[str, Any] = field(default_factory=dict)
-    conv_options: Mapping[str, Any] = field(default_factory=dict)
-    rename: Mapping[str, str] = field(default_factory=dict)
-    square: bool = False
-    activated: bool = False
-    blocks: tuple[str, ...] = ()
-    stride: bool = True
+    name: str  # what `method=` of the façades takes
+    paper: str  # authors and year
+    guarantee: Literal["orthogonal", "lipschitz"]  # all singular values 1, or 1-Lipschitz
+    padding: str  # where the guarantee holds
+    cost: str  # flops of building a 3×3 kernel of c channels, forward
+    conv: Mapping[int, str] = field(default_factory=dict)  # dims → layer with the arguments of `nn.ConvNd`, or some
+    conv_transpose: Mapping[int, str] = field(default_factory=dict)  # dims → layer, as `nn.ConvTransposeNd`
+    linear: str | None = None  # layer with the arguments of `nn.Linear`
+    linear_options: Mapping[str, Any] = field(default_factory=dict)  # that make `linear` apply this method
+    conv_options: Mapping[str, Any] = field(default_factory=dict)  # of `conv` beside those of torch, with their values
+    rename: Mapping[str, str] = field(default_factory=dict)  # torch's name of an argument → that of the layers
+    square: bool = False  # whether inputs and outputs have the same number of channels or features
+    activated: bool = False  # whether the layers contain their activation, so that they are not linear
+    further: tuple[str, ...] = ()  # layers which the façades do not build
+    stride: bool = True  # whether strides other than 1 are supported; likewise dilations and groups
     dilation: bool = True
     groups: bool = True
 
@@ -59,7 +39,7 @@ class Method:
     def layers(self) -> tuple[str, ...]:
         """All layers of this method."""
         dense = () if self.linear is None else (self.linear,)
-        return (*self.conv.values(), *self.conv_transpose.values(), *dense, *self.blocks)
+        return (*self.conv.values(), *self.conv_transpose.values(), *dense, *self.further)
 
 
 def _family(layer: str) -> dict[int, str]:
@@ -142,7 +122,7 @@ _ENTRIES = (
         rename={"in_channels": "cin"},
         square=True,
         activated=True,
-        blocks=("conv.sll:SDPBasedLipschitzDense", "conv.sll:AOCLipschitzResBlock"),
+        further=("sll:SDPBasedLipschitzDense", "conv.sll:AOCLipschitzResBlock"),
         stride=False,
     ),
     Method(

@@ -22,6 +22,7 @@ from orthogonium.layers.conv.block import Branch
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.sandwich import SandwichLinear
+from orthogonium.layers.sll import SDPBasedLipschitzDense
 from tests.contracts.blocks import BLOCKS
 from tests.oracle import operator
 
@@ -118,8 +119,8 @@ def blocks(draw, dtype=torch.float64):
     torch.manual_seed(draw(st.integers(0, 10**6)))
     if family == "dense":
         p, q = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-        make = draw(st.sampled_from([SandwichLinear, CPLLinear, sll.SDPBasedLipschitzDense]))
-        return make(p, q, 6, dtype=dtype) if make is sll.SDPBasedLipschitzDense else make(p, q, dtype=dtype)
+        make = draw(st.sampled_from([SandwichLinear, CPLLinear, SDPBasedLipschitzDense]))
+        return make(p, q, 6, dtype=dtype) if make is SDPBasedLipschitzDense else make(p, q, dtype=dtype)
     dims = draw(st.sampled_from([1, 2, 2, 3]))
     ci, co, groups = draw(st.sampled_from([(2, 3, 1), (4, 2, 2), (2, 2, 2), (1, 5, 1), (3, 3, 1)]))
     options = {
@@ -271,7 +272,7 @@ def test_numbers_too_far_apart():
 
 def test_silent_channels():
     """Rows of A and columns of C that meet only zeros contribute nothing, whatever their size."""
-    for make in (lambda: CPLLinear(3, 5), lambda: sll.SDPBasedLipschitzDense(3, 3, 5), lambda: SandwichLinear(3, 5)):
+    for make in (lambda: CPLLinear(3, 5), lambda: SDPBasedLipschitzDense(3, 3, 5), lambda: SandwichLinear(3, 5)):
         block = freeze(make().double())
         with torch.no_grad():
             inner, outer = block.packing.unpack(block.weight)
@@ -322,7 +323,7 @@ def test_edited_and_rounded_as_reported():
     assert block_constant(block, (4, 5, 5), UNIT).value >= steepest(block, (4, 5, 5)) > 5
     half = sll.AOCLipschitzResBlock(8, 2, 3).to(torch.bfloat16)
     assert 1.2 > block_constant(half, (8, 4, 4), UNIT).value >= steepest(half, (8, 4, 4)) > 1 + 1e-4
-    gelu = sll.SDPBasedLipschitzDense(4, 4, 8, dtype=torch.float64)
+    gelu = SDPBasedLipschitzDense(4, 4, 8, dtype=torch.float64)
     slopes = (-0.13, 1.13)
     assert 1.5 > block_constant(gelu, (4,), slopes).value >= steepest(gelu, (4,), slopes)
 

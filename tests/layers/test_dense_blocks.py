@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.layers.conv.sll import SDPBasedLipschitzDense
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.sandwich import LBDN, SandwichLinear
+from orthogonium.layers.sll import SDPBasedLipschitzDense
 from orthogonium.layers.slopes import _ALLOWED
 from orthogonium.legacy import SDPBasedLipschitzLinearLayer
 from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, QR_ORTHO_PARAMS

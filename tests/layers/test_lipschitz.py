@@ -102,7 +102,7 @@ class _Block(nn.Module):
 
 
 def test_layers_with_fewer_arguments(monkeypatch):
-    entry = table.Method("block", "none", "lipschitz", "any", "c", conv={2: "block"}, blocks=("conv.block:_Block",))
+    entry = table.Method("block", "none", "lipschitz", "any", "c", conv={2: "block"}, further=("conv.block:_Block",))
     monkeypatch.setitem(METHODS, "block", entry)
     monkeypatch.setattr(lipschitz, "layer_class", lambda path: _Block)
     assert isinstance(LipschitzConv2d(2, 2, 3, method="block", factor=2.0), _Block)

@@ -26,7 +26,7 @@ def test_layers_exist(name):
 def test_a_layer_of_each_kind_is_in_the_contract_suite(name):
     covered = {case.cls for case in (*LAYERS.values(), *BLOCKS.values())}
     method = METHODS[name]
-    for group in (method.conv.values(), [method.linear] if method.linear else (), method.blocks):
+    for group in (method.conv.values(), [method.linear] if method.linear else (), method.further):
         group = [layer_class(path) for path in group]
         assert not group or covered & set(group)
 

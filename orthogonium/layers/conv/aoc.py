@@ -8,7 +8,6 @@ All of them take the arguments of their torch counterpart, and `ortho_params`. W
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
@@ -74,9 +73,9 @@ class OrthoConv(ConstrainedConv):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
-        kernel_of = partial(self.kernel_of, ortho_params=ortho_params)
-        super().__init__(kernel_of, *sizes, bias, padding_mode, device, dtype)
+        geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
+        kernel = self.kernel_of(geometry, ortho_params)
+        super().__init__(kernel, padding, bias, padding_mode, device, dtype)
 
 
 class OrthoConvTranspose(ConstrainedConvTranspose):
@@ -100,9 +99,9 @@ class OrthoConvTranspose(ConstrainedConvTranspose):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = in_channels, out_channels, kernel_size, stride, padding, output_padding, groups
-        kernel_of = partial(self.kernel_of, ortho_params=ortho_params)
-        super().__init__(kernel_of, *sizes, bias, dilation, padding_mode, device, dtype)
+        geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
+        kernel = self.kernel_of(geometry, ortho_params)
+        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype)
 
 
 class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
@@ -122,8 +121,6 @@ class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
         bias: whether to add a learned bias.
         padding_mode: "circular" or "zeros".
         ortho_params: how matrices are made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> layer = AdaptiveOrthoConv2d(3, 16, kernel_size=3, stride=2)
     >>> x = torch.randn(1, 3, 8, 8)
@@ -135,19 +132,13 @@ class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
     'all singular values 1, for image sizes divisible by the stride; 1-Lipschitz for others'
     """
 
-    dims = 2
-
 
 class AdaptiveOrthoConv1d(Adaptive, OrthoConv, nn.Conv1d):
     """`AdaptiveOrthoConv2d` in 1 dimension."""
 
-    dims = 1
-
 
 class AdaptiveOrthoConv3d(Adaptive, OrthoConv, nn.Conv3d):
     """`AdaptiveOrthoConv2d` in 3 dimensions."""
-
-    dims = 3
 
 
 class AdaptiveOrthoConvTranspose2d(Adaptive, OrthoConvTranspose, nn.ConvTranspose2d):
@@ -161,28 +152,18 @@ class AdaptiveOrthoConvTranspose2d(Adaptive, OrthoConvTranspose, nn.ConvTranspos
     torch.Size([1, 3, 8, 8])
     """
 
-    dims = 2
-
 
 class AdaptiveOrthoConvTranspose1d(Adaptive, OrthoConvTranspose, nn.ConvTranspose1d):
     """`AdaptiveOrthoConvTranspose2d` in 1 dimension."""
-
-    dims = 1
 
 
 class AdaptiveOrthoConvTranspose3d(Adaptive, OrthoConvTranspose, nn.ConvTranspose3d):
     """`AdaptiveOrthoConvTranspose2d` in 3 dimensions."""
 
-    dims = 3
-
 
 class BcopRkoConv2d(_Product, OrthoConv, nn.Conv2d):
     """The product of RKO and BCOP by name: what `AdaptiveOrthoConv2d` builds."""
 
-    dims = 2
-
 
 class BcopRkoConvTranspose2d(_Product, OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `BcopRkoConv2d`."""
-
-    dims = 2

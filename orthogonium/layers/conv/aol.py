@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import nn
 
+from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvTranspose
 from orthogonium.methods.aol import AlmostOrthogonalKernel
@@ -29,9 +28,8 @@ class _AOLConv(ConstrainedConv):
         dtype: torch.dtype | None = None,
         niter: int = 1,
     ) -> None:
-        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
-        kernel_of = partial(AlmostOrthogonalKernel, niter=niter)
-        super().__init__(kernel_of, *sizes, bias, padding_mode, device, dtype)
+        geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
+        super().__init__(AlmostOrthogonalKernel(geometry, niter), padding, bias, padding_mode, device, dtype)
 
 
 class _AOLConvTranspose(ConstrainedConvTranspose):
@@ -51,9 +49,9 @@ class _AOLConvTranspose(ConstrainedConvTranspose):
         dtype: torch.dtype | None = None,
         niter: int = 1,
     ) -> None:
-        sizes = in_channels, out_channels, kernel_size, stride, padding, output_padding, groups
-        kernel_of = partial(AlmostOrthogonalKernel, niter=niter)
-        super().__init__(kernel_of, *sizes, bias, dilation, padding_mode, device, dtype)
+        geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
+        kernel = AlmostOrthogonalKernel(geometry, niter)
+        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype)
 
 
 class AOLConv2d(_AOLConv, nn.Conv2d):
@@ -66,18 +64,9 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
 
     Guarantee: σ_max ≤ 1 for every image size, zero or circular padding, any stride, dilation and groups.
 
+    The arguments are those of `nn.Conv2d`; padding may be "same" with any stride, and its mode "zeros" or "circular".
+
     Args:
-        in_channels: of the images.
-        out_channels: of the result.
-        kernel_size: an integer or one for each axis; so are `stride`, `padding` and `dilation`.
-        stride: distance of the windows.
-        padding: integers as in torch, "valid", or "same" (`⌈size / stride⌉` outputs, any stride).
-        dilation: distance of the taps.
-        groups: number of groups of channels that do not mix.
-        bias: whether to add a learned bias.
-        padding_mode: "zeros" or "circular".
-        device: of the parameters.
-        dtype: of the parameters.
         niter: steps of the bound; each doubles the size of the autocorrelation.
 
     >>> layer = AOLConv2d(3, 8, kernel_size=3, padding=1, bias=False)
@@ -86,19 +75,13 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
     True
     """
 
-    dims = 2
-
 
 class AOLConv1d(_AOLConv, nn.Conv1d):
     """`AOLConv2d` in 1 dimension."""
 
-    dims = 1
-
 
 class AOLConv3d(_AOLConv, nn.Conv3d):
     """`AOLConv2d` in 3 dimensions."""
-
-    dims = 3
 
 
 class AOLConvTranspose2d(_AOLConvTranspose, nn.ConvTranspose2d):
@@ -111,19 +94,13 @@ class AOLConvTranspose2d(_AOLConvTranspose, nn.ConvTranspose2d):
     torch.Size([1, 3, 8, 8])
     """
 
-    dims = 2
-
 
 class AOLConvTranspose1d(_AOLConvTranspose, nn.ConvTranspose1d):
     """`AOLConvTranspose2d` in 1 dimension."""
 
-    dims = 1
-
 
 class AOLConvTranspose3d(_AOLConvTranspose, nn.ConvTranspose3d):
     """`AOLConvTranspose2d` in 3 dimensions."""
-
-    dims = 3
 
 
 AOLConv2D = AOLConv2d

@@ -6,7 +6,7 @@ A call checks the images, tiles them with windows, applies the kernel (`executio
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,15 +21,27 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constrained, Source, constrain
 from orthogonium.methods.kernel import ConvKernel, Device
 
+_KINDS = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
+
+
+def _torch_sizes(inputs: int, outputs: int, g: ConvGeometry) -> dict[str, Any]:
+    """A geometry as torch takes it."""
+    sizes = {"kernel_size": g.kernel_size, "stride": g.stride, "dilation": g.dilation, "groups": g.groups}
+    return {"in_channels": inputs, "out_channels": outputs, **sizes}
+
 
 class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     """What convolutions and transposed ones share."""
 
-    dims: int
+    dims: int  # those of the torch class
     geometry: ConvGeometry  # of the convolution, or of the one that a transposed layer is the adjoint of
     border: Border
     pads_as_torch: bool
     smallest: float  # what no singular value of the kernel is below, on the infinite lattice
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.dims = next((dims for dims, kinds in _KINDS.items() if issubclass(cls, kinds)), 0)
 
     def _constrain(self, kernel: ConvKernel, geometry: ConvGeometry, border: Border) -> None:
         """Parametrize `weight`; called once torch has initialized the layer."""
@@ -67,30 +79,22 @@ class ConstrainedConv(ConstrainedConvNd):
 
     def __init__(
         self,
-        kernel_of: Callable[[ConvGeometry], ConvKernel],
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size,
+        kernel: ConvKernel,
         padding: Size | str,
-        dilation: Size,
-        groups: int,
         bias: bool,
         padding_mode: str,
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
-        kernel = kernel_of(ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups))
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
+        own_padding = border.same and geometry.is_strided  # torch refuses it: it gets an integer and the layer pads
         arguments: dict[str, Any] = {
-            "kernel_size": geometry.kernel_size,
-            "stride": geometry.stride,
-            "padding": 0 if border.same and geometry.is_strided else padding,
-            "dilation": geometry.dilation,
+            **_torch_sizes(geometry.in_channels, geometry.out_channels, geometry),
+            "padding": 0 if own_padding else padding,
+            "padding_mode": padding_mode,
         }
-        arguments |= {"groups": groups, "bias": bias, "padding_mode": padding_mode, "device": device, "dtype": dtype}
-        super().__init__(in_channels=in_channels, out_channels=out_channels, **arguments)
+        super().__init__(**arguments, bias=bias, device=device, dtype=dtype)
         self._constrain(kernel, geometry, border)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -134,21 +138,14 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
 
     def __init__(
         self,
-        kernel_of: Callable[[ConvGeometry], ConvKernel],
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size,
+        kernel: ConvKernel,
         padding: Size | str,
         output_padding: Size,
-        groups: int,
         bias: bool,
-        dilation: Size,
         padding_mode: str,
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
-        kernel = kernel_of(ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups))
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
         extra = to_tuple(output_padding, self.dims, "output_padding", minimum=0)
@@ -167,14 +164,11 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
                 "the call instead."
             )
         arguments: dict[str, Any] = {
-            "kernel_size": geometry.kernel_size,
-            "stride": geometry.stride,
+            **_torch_sizes(geometry.out_channels, geometry.in_channels, geometry),
             "padding": 0 if isinstance(padding, str) else padding,
             "output_padding": extra,
-            "dilation": geometry.dilation,
         }
-        arguments |= {"groups": groups, "bias": bias, "device": device, "dtype": dtype}
-        super().__init__(in_channels=in_channels, out_channels=out_channels, **arguments)
+        super().__init__(**arguments, bias=bias, device=device, dtype=dtype)
         self._constrain(kernel, geometry, border)
         self.padding_mode = border.mode
 

@@ -27,34 +27,22 @@ class _StrideOne(Adaptive, metaclass=Part):
 class FastBlockConv1d(_StrideOne, OrthoConv, nn.Conv1d):
     """BCOP by name: orthogonal 1-D convolution of stride 1."""
 
-    dims = 1
-
 
 class FastBlockConv2d(_StrideOne, OrthoConv, nn.Conv2d):
     """BCOP by name: orthogonal 2-D convolution of stride 1."""
-
-    dims = 2
 
 
 class FastBlockConv3d(_StrideOne, OrthoConv, nn.Conv3d):
     """BCOP by name: orthogonal 3-D convolution of stride 1."""
 
-    dims = 3
-
 
 class FastBlockConvTranspose1d(_StrideOne, OrthoConvTranspose, nn.ConvTranspose1d):
     """The adjoint of `FastBlockConv1d`."""
-
-    dims = 1
 
 
 class FastBlockConvTranspose2D(_StrideOne, OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `FastBlockConv2d`."""
 
-    dims = 2
-
 
 class FastBlockConvTranspose3d(_StrideOne, OrthoConvTranspose, nn.ConvTranspose3d):
     """The adjoint of `FastBlockConv3d`."""
-
-    dims = 3

@@ -30,8 +30,6 @@ class CPLConv2d(ConvBlock):
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> block = CPLConv2d(4, 8)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)

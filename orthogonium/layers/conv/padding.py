@@ -107,17 +107,16 @@ def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 def _fold(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """The adjoint of `_extend`: each block of the margin is added to the one it was copied from."""
+    """The adjoint of `_extend`: each piece of the margin is added to the one it was copied from."""
     first = x.dim() - len(left)
     axes = []  # for each axis: where centre, head and tail begin, where they belong in the centre, how long they are
     for a, b, size in zip(left, right, x.shape[first:], strict=True):
         n = size - a - b
         axes.append([(a, 0, n), (0, n - a, a), (a + n, 0, b)])
-    blocks = product(*([block for block in axis if block[2]] for axis in axes))
     y: Tensor | None = None
-    for block in blocks:  # the first is the centre
+    for piece in product(*([part for part in axis if part[2]] for axis in axes)):  # the first is the centre
         source, target = x, y
-        for dim, (begin, place, length) in enumerate(block, first):
+        for dim, (begin, place, length) in enumerate(piece, first):
             source = source.narrow(dim, begin, length)
             target = None if target is None else target.narrow(dim, place, length)
         if target is None:
@@ -129,41 +128,25 @@ def _fold(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 class _Wrap(torch.autograd.Function):
-    """`_extend`; its derivative as torch computes it copies the whole image once for every side."""
+    """`_extend`, or its adjoint `_fold`. By torch, the derivative would copy the whole image once for every side."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int], adjoint: bool) -> Tensor:
+        ctx.apply, ctx.adjoint = (_fold, wrap) if adjoint else (_extend, _unwrap)
         ctx.left, ctx.right = left, right
-        return _extend(x, left, right)
+        return ctx.apply(x, left, right)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return unwrap(grad, ctx.left, ctx.right), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.adjoint(grad, ctx.left, ctx.right), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _extend(tangent, ctx.left, ctx.right)
-
-
-class _Unwrap(torch.autograd.Function):
-    """`_fold`: `_Wrap` and it are derivatives of each other."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-        ctx.left, ctx.right = left, right
-        return _fold(x, left, right)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return wrap(grad, ctx.left, ctx.right), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _fold(tangent, ctx.left, ctx.right)
+        return ctx.apply(tangent, ctx.left, ctx.right)
 
 
 def _fits(left: Sequence[int], right: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether the margins are copies of blocks of the image."""
+    """Whether the margins are copies of pieces of the image."""
     return all(0 <= min(a, b) and max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True))
 
 
@@ -178,25 +161,27 @@ def wrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
         return x
     sizes = x.shape[-len(left) :]
     if _fits(left, right, sizes):
-        return _Wrap.apply(x, left, right) if _recorded(x) else _extend(x, left, right)
+        return _Wrap.apply(x, left, right, False) if _recorded(x) else _extend(x, left, right)
     for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
         x = x.index_select(x.dim() - len(left) + axis, _index(a, b, n, x.device))
     return x
 
 
-@as_a_whole
-def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+def _unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """The adjoint of `wrap`: pixels of the margins are added to those they were copied from."""
     if not any(left) and not any(right):
         return x
     sizes = [size - a - b for a, b, size in zip(left, right, x.shape[-len(left) :], strict=True)]
     if _fits(left, right, sizes):
-        return _Unwrap.apply(x, left, right) if _recorded(x) else _fold(x, left, right)
+        return _Wrap.apply(x, left, right, True) if _recorded(x) else _fold(x, left, right)
     for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
         dim = x.dim() - len(left) + axis
         zeros = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :])
         x = zeros.index_add(dim, _index(a, b, n, x.device), x)
     return x
+
+
+unwrap = as_a_whole(_unwrap)
 
 
 def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:

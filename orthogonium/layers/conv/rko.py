@@ -22,34 +22,22 @@ class _Reshaped(ConstrainedConvNd, metaclass=Part):
 class RKOConv2d(_Reshaped, OrthoConv, nn.Conv2d):
     """RKO by name: orthogonal where `kernel_size` ≤ stride (dilation 1), else scaled to be 1-Lipschitz."""
 
-    dims = 2
-
 
 class RKOConv1d(_Reshaped, OrthoConv, nn.Conv1d):
     """`RKOConv2d` in 1 dimension."""
-
-    dims = 1
 
 
 class RKOConv3d(_Reshaped, OrthoConv, nn.Conv3d):
     """`RKOConv2d` in 3 dimensions."""
 
-    dims = 3
-
 
 class RkoConvTranspose2d(_Reshaped, OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `RKOConv2d`."""
-
-    dims = 2
 
 
 class RKOConvTranspose1d(_Reshaped, OrthoConvTranspose, nn.ConvTranspose1d):
     """The adjoint of `RKOConv1d`."""
 
-    dims = 1
-
 
 class RKOConvTranspose3d(_Reshaped, OrthoConvTranspose, nn.ConvTranspose3d):
     """The adjoint of `RKOConv3d`."""
-
-    dims = 3

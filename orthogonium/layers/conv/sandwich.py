@@ -33,8 +33,6 @@ class SandwichConv2d(ConvBlock):
         padding_mode: "circular" or "zeros".
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> layer = SandwichConv2d(3, 8, kernel_size=3, stride=2)
     >>> x, y = torch.randn(2, 1, 3, 9, 8)

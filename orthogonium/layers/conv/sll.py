@@ -12,7 +12,6 @@ import torch
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
-from orthogonium.layers.block import DenseBlock, check_sizes
 from orthogonium.layers.conv.base import warn_depthwise
 from orthogonium.layers.conv.block import Branch, ConvBlock, inner_channels, residual_branches
 from orthogonium.layers.slopes import Activation
@@ -38,8 +37,6 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (the original has one).
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> block = SDPBasedLipschitzResBlock(4, 2)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -72,58 +69,6 @@ class SDPBasedLipschitzResBlock(ConvBlock):
 SDPBasedLipschitzConv = SDPBasedLipschitzResBlock
 
 
-class SDPBasedLipschitzDense(DenseBlock):
-    """1-Lipschitz residual dense block `x − 2WᵀT⁻¹σ(Wx + b)`, `T_i = Σ_j |WWᵀ|_ij e^(q_j − q_i)`.
-
-    With `out_features ≠ in_features` an orthogonal matrix P follows, `Px − 2PWᵀT⁻¹σ(Wx + b)`, composed once per step.
-
-    Guarantee: 1-Lipschitz (1e-5 in float32).
-
-    Args:
-        in_features: size of an input.
-        out_features: size of an output.
-        inner_dim: number of inner units.
-        bias: whether the inner units have a bias.
-        activation: one with slopes in [0, 1], by name or as a module.
-        niter: number of steps that tighten T (the original has one).
-        ortho_params: how P is made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    >>> SDPBasedLipschitzDense(8, 8, inner_dim=32)(torch.randn(5, 8)).shape
-    torch.Size([5, 8])
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        inner_dim: int,
-        bias: bool = True,
-        activation: Activation = "relu",
-        niter: int = 1,
-        ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(activation)
-        check_sizes(type(self).__name__, in_features=in_features, out_features=out_features, inner_dim=inner_dim)
-        self.in_features, self.out_features, self.inner_dim = in_features, out_features, inner_dim
-        kernels = SDPKernels(ConvGeometry.of(1, in_features, inner_dim, 1), niter)
-        if out_features == in_features:
-            self.constrain_weight(kernels, bias, device, dtype)
-        else:
-            post = OrthogonalKernel(ConvGeometry.of(1, in_features, out_features, 1), ortho_params)
-            self.constrain_weight(FusedKernels(kernels, None, post), bias, device, dtype)
-
-    def extra_repr(self) -> str:
-        """Sizes, for printing."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, inner_dim={self.inner_dim}, "
-            f"bias={self.bias is not None}"
-        )
-
-
 class SLLxAOCLipschitzResBlock(ConvBlock):
     """SLL between two orthogonal convolutions, for stride and change of channels: `S⋆x − 2C⋆σ(A⋆x + b)`.
 
@@ -135,21 +80,15 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
+    The arguments that are not listed are those of `SDPBasedLipschitzResBlock`.
+
     Args:
         cin: channels of the images.
         cout: channels of the result.
         inner_dim_factor: inner channels, as a multiple of `cin`.
         kernel_size: of A and C, odd or even, an integer or one for each axis.
         stride: of the block: the result has `⌈size / stride⌉` pixels.
-        groups: number of groups of channels that do not mix.
-        dilation: distance of the taps.
-        bias: whether the inner units have a bias.
-        padding_mode: "circular" or "zeros".
-        activation: one with slopes in [0, 1], by name or as a module.
-        niter: number of steps that tighten T (the original has one).
         ortho_params: how matrices are made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> block = SLLxAOCLipschitzResBlock(4, 8, inner_dim_factor=2)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -225,18 +164,12 @@ class AOCLipschitzResBlock(ConvBlock):
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
+    The arguments that are not listed are those of `SDPBasedLipschitzResBlock`.
+
     Args:
         in_channels: of the images and of the result.
         inner_dim_factor: inner channels, as a multiple of `in_channels`.
-        kernel_size: of K, odd or even, an integer or one for each axis.
-        dilation: distance of the taps.
-        groups: number of groups of channels that do not mix.
-        bias: whether the inner units have a bias.
-        padding_mode: "circular" or "zeros".
         ortho_params: how matrices are made orthogonal.
-        activation: one with slopes in [0, 1], by name or as a module.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> block = AOCLipschitzResBlock(4, 2, kernel_size=3)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)

@@ -119,8 +119,7 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, order, niter, ortho_params)
         seen = _SeenPadding(kernel, padding, padding_to).of_convolution()
-        sizes = in_channels, out_channels, kernel_size, stride, seen, dilation, groups
-        super().__init__(lambda _: kernel, *sizes, bias, padding_mode, device, dtype)
+        super().__init__(kernel, seen, bias, padding_mode, device, dtype)
 
 
 class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
@@ -146,8 +145,7 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, order, niter, ortho_params)
         seen, extra = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
-        sizes = in_channels, out_channels, kernel_size, stride, seen, extra, groups
-        super().__init__(lambda _: kernel, *sizes, bias, dilation, padding_mode, device, dtype)
+        super().__init__(kernel, seen, extra, bias, padding_mode, device, dtype)
 
 
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
@@ -170,20 +168,12 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     Guarantee: σ_max ≤ 1 (1e-6 in float32) for every image size, zero or circular padding; under circular padding that keeps
     every window, and if the stride divides the image size, the smallest singular value is as above.
 
+    The arguments that are not listed are those of `AdaptiveOrthoConv2d`; one channel per group is fine.
+
     Args:
-        in_channels: of the images.
-        out_channels: of the result.
-        kernel_size: an integer or one for each axis; so are `stride`, `padding` and `dilation`.
-        stride: distance of the windows.
         padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers: images are as large as with the kernel
             of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3 (Note [Padding of a grown kernel]).
-        dilation: distance of the taps.
-        groups: number of groups of channels that do not mix; one channel per group is fine.
-        bias: whether to add a learned bias.
-        padding_mode: "circular" or "zeros".
         ortho_params: how the matrix of the strided stage is made orthogonal; there is none for stride 1.
-        device: of the parameters.
-        dtype: of the parameters.
         order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
         niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come
             closer to norm 1, and doubles the size of the Gram kernel behind the bound.
@@ -198,19 +188,13 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     (torch.Size([1, 8, 16, 16]), True)
     """
 
-    dims = 2
-
 
 class AdaptiveSOCConv1d(_SOCConv, nn.Conv1d):
     """`AdaptiveSOCConv2d` in 1 dimension."""
 
-    dims = 1
-
 
 class AdaptiveSOCConv3d(_SOCConv, nn.Conv3d):
     """`AdaptiveSOCConv2d` in 3 dimensions."""
-
-    dims = 3
 
 
 class AdaptiveSOCConvTranspose2d(_SOCConvTranspose, nn.ConvTranspose2d):
@@ -223,16 +207,10 @@ class AdaptiveSOCConvTranspose2d(_SOCConvTranspose, nn.ConvTranspose2d):
     torch.Size([1, 4, 12, 12])
     """
 
-    dims = 2
-
 
 class AdaptiveSOCConvTranspose1d(_SOCConvTranspose, nn.ConvTranspose1d):
     """`AdaptiveSOCConvTranspose2d` in 1 dimension."""
 
-    dims = 1
-
 
 class AdaptiveSOCConvTranspose3d(_SOCConvTranspose, nn.ConvTranspose3d):
     """`AdaptiveSOCConvTranspose2d` in 3 dimensions."""
-
-    dims = 3

@@ -112,7 +112,7 @@ def test_differentiable_if_not_detached():
 
 @pytest.mark.parametrize("flops", [0.0, 1e6, 1e9])
 def test_bounded_cost(flops, monkeypatch):
-    monkeypatch.setattr("orthogonium.layers.conv.singular_values.MOST_FLOPS", flops)
+    monkeypatch.setattr("orthogonium.spectral.stable_rank.MOST_FLOPS", flops)
     orthogonal = fill(nn.Conv3d(2, 2, 3, padding=1), "orthogonal")
     assert math.isclose(get_conv_sv(orthogonal, 12, return_stab_rank=False).item(), 1, rel_tol=1e-4)
     layer = nn.Conv2d(3, 3, 3, padding=1, dtype=D)

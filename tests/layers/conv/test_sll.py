@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
-from orthogonium.layers.conv import sll
+from orthogonium.layers.conv import SLL, sll
 from orthogonium.layers.conv.aoc import AdaptiveOrthoConv2d
 from orthogonium.layers.conv.block import Branch
 from orthogonium.legacy import SDPBasedLipschitzConvLayer
@@ -187,7 +187,7 @@ def test_published_names_and_signatures():
         ],
     }
     for name, arguments in published.items():
-        ours = list(inspect.signature(getattr(sll, name)).parameters)
+        ours = list(inspect.signature(getattr(SLL, name)).parameters)
         assert ours[: len(arguments)] == arguments
 
 

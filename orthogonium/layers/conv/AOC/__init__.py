@@ -9,13 +9,5 @@ from orthogonium.layers.conv.aoc import (
 from orthogonium.layers.conv.bcop import FastBlockConv2d, FastBlockConvTranspose2D
 from orthogonium.layers.conv.rko import RKOConv2d, RkoConvTranspose2d
 
-__all__ = [
-    "AdaptiveOrthoConv2d",
-    "AdaptiveOrthoConvTranspose2d",
-    "BcopRkoConv2d",
-    "BcopRkoConvTranspose2d",
-    "FastBlockConv2d",
-    "FastBlockConvTranspose2D",
-    "RKOConv2d",
-    "RkoConvTranspose2d",
-]
+__all__ = ["AdaptiveOrthoConv2d", "AdaptiveOrthoConvTranspose2d", "BcopRkoConv2d", "BcopRkoConvTranspose2d"]
+__all__ += ["FastBlockConv2d", "FastBlockConvTranspose2D", "RKOConv2d", "RkoConvTranspose2d"]

@@ -1,17 +1,12 @@
-"""The published path of `orthogonium.layers.conv.sll`."""
+"""The published path of `orthogonium.layers.conv.sll`, and of the dense block of `orthogonium.layers.sll`."""
 
 from orthogonium.layers.conv.sll import (
     AOCLipschitzResBlock,
     SDPBasedLipschitzConv,
-    SDPBasedLipschitzDense,
     SDPBasedLipschitzResBlock,
     SLLxAOCLipschitzResBlock,
 )
+from orthogonium.layers.sll import SDPBasedLipschitzDense
 
-__all__ = [
-    "AOCLipschitzResBlock",
-    "SDPBasedLipschitzConv",
-    "SDPBasedLipschitzDense",
-    "SDPBasedLipschitzResBlock",
-    "SLLxAOCLipschitzResBlock",
-]
+__all__ = ["AOCLipschitzResBlock", "SDPBasedLipschitzConv", "SDPBasedLipschitzDense", "SDPBasedLipschitzResBlock"]
+__all__ += ["SLLxAOCLipschitzResBlock"]
