@@ -132,9 +132,9 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int], adjoint: bool) -> Tensor:
-        ctx.apply, ctx.adjoint = (_fold, wrap) if adjoint else (_extend, _unwrap)
+        ctx.map, ctx.adjoint = (_fold, wrap) if adjoint else (_extend, _unwrap)
         ctx.left, ctx.right = left, right
-        return ctx.apply(x, left, right)
+        return ctx.map(x, left, right)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -142,7 +142,7 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return ctx.apply(tangent, ctx.left, ctx.right)
+        return ctx.map(tangent, ctx.left, ctx.right)
 
 
 def _fits(left: Sequence[int], right: Sequence[int], sizes: Sequence[int]) -> bool:
