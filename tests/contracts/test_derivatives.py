@@ -1,4 +1,6 @@
-"""Second derivatives of every layer with respect to its parameters, in every way that torch has of taking them."""
+"""Derivatives of every layer with respect to its parameters: first ones in float32, second ones in every way torch has."""
+
+import copy
 
 import pytest
 import torch
@@ -105,6 +107,29 @@ def test_second_derivatives_of_factors_in_turn(name, monkeypatch):
     applied = count_in_turn(monkeypatch, pixels=10**6)
     check(*problem(name))
     assert applied
+
+
+def _raw_gradients(layer, direction):
+    raw = list(layer.parametrizations.weight.parameters())
+    gradients = torch.autograd.grad((layer.weight * direction.to(layer.weight.dtype)).sum(), raw)
+    return torch.cat([g.double().flatten() for g in gradients])
+
+
+# One pass of Cholesky is inexact by design.
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "OrthoLinear-CHOLESKY"])
+def test_gradients_in_float32(name):
+    """Against float64, where layers start and as far away as 200 steps of Adam take them."""
+    layer, _ = make(name)
+    optimizer = torch.optim.Adam(layer.parametrizations.weight.parameters(), lr=0.05)
+    direction = torch.randn_like(layer.weight)
+    for steps in (0, 40):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (layer.weight * direction).sum().backward()
+            optimizer.step()
+        other = torch.randn(layer.weight.shape, dtype=torch.float64)
+        expected = _raw_gradients(copy.deepcopy(layer).double(), other)
+        assert (_raw_gradients(layer, other) - expected).norm() <= 1e-4 * expected.norm()
 
 
 def _derivatives(layer, inside, evaluate):

@@ -65,7 +65,7 @@ def test_singular_values(method, kind, tf32):
         with TF32(), torch.no_grad():
             plain = freeze(layer.eval()).double()  # the weight as it is built here
         x = torch.randn(*size, dtype=torch.float64)
-        jacobian = torch.autograd.functional.jacobian(lambda x: plain(x[None])[0].flatten(), x).flatten(1)  # noqa: B023
+        jacobian = torch.func.jacfwd(lambda x: plain(x[None])[0].flatten())(x).flatten(1)  # noqa: B023
         sigma = torch.linalg.svdvals(jacobian)
         assert sigma.max() <= 1 + 1e-5
         if entry.guarantee == "orthogonal":
