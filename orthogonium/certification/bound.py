@@ -235,6 +235,11 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
     dtype, device = kind_of_input(model)
     shape = sample_shape(input_shape)
     with unchanged(model), as_written():
+        if not _same_alone(model, shape, dtype, device, bound):
+            return math.inf, (
+                "It computes something else for a sample alone than for the same sample among others: a view that is a copy "
+                "for other sizes (flatten, reshape before a write in place), or code that looks at the size of the batch."
+            )
         for fn, kind in _arithmetics(model, shape, dtype):
             noise = _NOISE * torch.finfo(kind).eps
             for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
@@ -251,6 +256,21 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
         f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is not "
         "what it seems to be. Custom functions in C++ do this."
     )
+
+
+def _same_alone(
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, bound: float
+) -> bool:
+    """Whether the output of a sample does not depend on the size of its batch, but for rounding."""
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    with torch.no_grad():
+        together = model(x.clone()).double().reshape(len(x), -1)
+        alone = torch.stack([model(part.clone()).double().flatten() for part in x.split(1)])
+    if not together.isfinite().all():
+        return True  # which the search will say
+    size = bound * torch.linalg.vector_norm(x.double()) + torch.linalg.vector_norm(together)
+    deviation = torch.linalg.vector_norm(alone - together) if alone.shape == together.shape else math.inf
+    return bool(deviation <= max(1e-3, 16 * torch.finfo(dtype).eps) * size)
 
 
 def _arithmetics(

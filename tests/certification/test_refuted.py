@@ -235,3 +235,18 @@ def test_roots_of_squares_of_indices_have_no_bound():
 
     with pytest.raises(UnboundedError, match="argsort|sort|Indices"):
         lipschitz_bound(Model(), (2, 4))
+
+
+def test_samples_alone_are_compared():
+    """`flatten` of a transposed image is a view for one sample and a copy for several: the write is lost or not."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            x = x.clone()
+            x.transpose(0, 1).flatten(0, 1).mul_(3)
+            return x
+
+    alone, among = (Model()(torch.ones(n, 2, 3))[0] for n in (1, 2))
+    assert not torch.equal(alone, among)
+    with pytest.raises((RefutedError, *REFUSALS)):
+        lipschitz_bound(Model(), (2, 3))
