@@ -70,7 +70,7 @@ class _Node(torch.autograd.Function):
         tensors, saved = tensors[: ctx.count], tensors[ctx.count :]
         if not torch.is_grad_enabled():
             return None, *ctx.function.adjoint(_merge(ctx, tensors), saved, wants, grad)
-        # Views, since what the inputs were computed from is not asked for here.
+        # Views are new nodes of the graph: derivatives stop at them, not at what the inputs were computed from.
         inputs = _merge(ctx, [t.view_as(t) for t in tensors])
         wanted = [t for t, wants_it in zip(inputs, wants, strict=True) if wants_it]
         found = iter(torch.autograd.grad(ctx.function.plain(*inputs), wanted, grad, create_graph=True))

@@ -70,7 +70,7 @@ class BatchedBjorckOrthogonalization(nn.Module):
         self.beta, self.niters, self.pass_through = beta, niters, pass_through
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """The matrices after all steps."""
         if self.pass_through:
             return w + (self._iterate(w.detach()) - w.detach())
         return self._iterate(w)

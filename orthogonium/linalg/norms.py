@@ -13,7 +13,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit
 
 
-def power_iteration(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Tensor:  # (..., m, n) → (..., 1, 1)
+def spectral_norm_estimate(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Tensor:  # (..., m, n) → (..., 1, 1)
     """Estimate of the largest singular value from below, `uᵀWv` after `steps` rounds of `v ← Wᵀu`, `u ← Wv`.
 
     Stateless and deterministic: starts from the largest row, which is never orthogonal to the answer by accident of a
@@ -33,7 +33,7 @@ def power_iteration(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Tensor:  #
     return u.mT @ w @ v
 
 
-def gram_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1, 1)
+def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1, 1)
     """Upper bound of the largest singular value, certified including rounding: never below it.
 
     With `G₀ = WWᵀ` (smaller side) and `Gᵢ₊₁ = GᵢGᵢᵀ`, `‖W‖ ≤ ‖G_N‖_F^(2^-(N+1))`; each step halves the logarithm of
@@ -41,7 +41,7 @@ def gram_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1,
     in a logarithm. Each product is exact to a relative `n·eps` in norm, and its error passes through the root; their
     sum is below `n·eps`, by which the result is inflated.
     """
-    check_matrix(w, "gram_bound")
+    check_matrix(w, "spectral_norm_bound")
     if w.numel() == 0:
         return w.new_zeros((*w.shape[:-2], 1, 1))
     tiny = torch.finfo(w.dtype).tiny
@@ -65,7 +65,7 @@ def gram_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1,
 
 @full_precision
 def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → the same shape
-    """`W / bound` with the certified `gram_bound`: the largest singular value is at most 1, and at least `1/1.06`.
+    """`W / bound` with the certified `spectral_norm_bound`: the largest singular value is at most 1, and at least `1/1.06`.
 
     Zero stays zero.
 
@@ -74,7 +74,7 @@ def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → 
     True
     """
     unit = scale_to_unit(w)
-    bound = gram_bound(unit, steps)
+    bound = spectral_norm_bound(unit, steps)
     return unit / torch.where(bound > 0, bound, torch.ones_like(bound))
 
 
@@ -89,7 +89,7 @@ class BatchedPowerIteration(nn.Module):
         self.power_it_niter, self.eps = power_it_niter, eps
 
     def forward(self, w: Tensor) -> Tensor:
-        """Normalize."""
+        """The matrices divided by their estimated norm."""
         return _power_normalize(w, self.power_it_niter, self.eps)
 
     def extra_repr(self) -> str:
@@ -103,7 +103,7 @@ def _power_normalize(w: Tensor, steps: int, eps: float) -> Tensor:
         return w
     scale = w.detach().abs().amax((-2, -1), keepdim=True)
     w = w / torch.where(scale > 0, scale, torch.ones_like(scale))
-    return w / power_iteration(w, steps, eps).clamp_min(eps)
+    return w / spectral_norm_estimate(w, steps, eps).clamp_min(eps)
 
 
 class BatchedGramNormalization(nn.Module):
@@ -117,7 +117,7 @@ class BatchedGramNormalization(nn.Module):
         self.niter = niter
 
     def forward(self, w: Tensor) -> Tensor:
-        """Normalize."""
+        """The matrices divided by the bound of their norm."""
         return spectral_normalize(w, self.niter)
 
     def extra_repr(self) -> str:
@@ -145,7 +145,7 @@ class L2Normalize(nn.Module):
         self.dtype, self.dim = dtype, dim
 
     def forward(self, w: Tensor) -> Tensor:
-        """Normalize."""
+        """Vectors along `dim` of norm 1."""
         x = w if self.dtype is None else w.to(self.dtype)
         return unit_norm(x, self.dim).to(w.dtype)
 

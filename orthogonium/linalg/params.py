@@ -63,7 +63,7 @@ class Orthogonalization(nn.Module):
         self.normalizer, self.orthogonalizer = normalizer, orthogonalizer
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """Orthogonal matrices of raw ones."""
         return self.orthogonalizer(self.normalizer(w))
 
 

@@ -190,5 +190,5 @@ class BatchedPolarOrthogonalization(nn.Module):
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """The polar factors of the matrices."""
         return polar(w)

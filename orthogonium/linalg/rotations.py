@@ -47,8 +47,7 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
     Args:
         w: matrices.
         terms: cut the series after `A^terms / terms!` with ‖A‖ scaled to at most 1 (rotations of at most 1 rad). The
-        final
-            cubic step makes the result orthogonal to about 1e-6 for 5 terms or more, and non-expansive for any.
+            final cubic step makes the result orthogonal to about 1e-6 for 5 terms or more, and non-expansive for any.
 
     >>> torch.testing.assert_close(exponential(torch.zeros(2, 3)), torch.eye(2, 3))
     """
@@ -108,7 +107,7 @@ class BatchedExponentialOrthogonalization(nn.Module):
         self.niters = niters
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """The exponentials, cut to the shape of the matrices."""
         return exponential(w, self.niters)
 
     def extra_repr(self) -> str:
@@ -124,5 +123,5 @@ class BatchedCayleyOrthogonalization(nn.Module):
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """The Cayley transforms, in the shape of the matrices."""
         return cayley(w)

@@ -208,7 +208,7 @@ class BatchedCholeskyOrthogonalization(nn.Module):
         self.stable = stable
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """What Gram–Schmidt makes of the matrices, by Cholesky."""
         return cholesky(w, self.stable)
 
     def extra_repr(self) -> str:
@@ -224,5 +224,5 @@ class BatchedQROrthogonalization(nn.Module):
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthonormalize."""
+        """What Gram–Schmidt makes of the matrices, by reflections."""
         return qr(w)

@@ -17,6 +17,7 @@ It reads layers through `geometry_of` and imports no other part of the library, 
 
 from orthogonium.spectral.affine import is_affine
 from orthogonium.spectral.bound import norm_bound
+from orthogonium.spectral.definition import check_geometry
 from orthogonium.spectral.estimate import lanczos, power_iteration, top_singular_values
 from orthogonium.spectral.fourier import circular_singular_values
 from orthogonium.spectral.geometry import Convolution, convolution, geometry_of
@@ -29,7 +30,6 @@ from orthogonium.spectral.spectrum import Spectrum, spectrum
 from orthogonium.spectral.tensor_norm import tensor_norm
 from orthogonium.spectral.twin import exact_twin
 from orthogonium.spectral.unfoldings import unfolding_bound
-from orthogonium.spectral.windows import check_geometry
 
 __all__ = [
     "Convolution",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from orthogonium.spectral.geometry import Convolution, require_geometry
 from orthogonium.spectral.gram import norm_in_moduli
 from orthogonium.spectral.grid import gram_error, largest_on_grid
-from orthogonium.spectral.padding import Reduction, reductions
+from orthogonium.spectral.reductions import Reduction, reductions
 from orthogonium.spectral.rounding import gamma, root, upward
 from orthogonium.spectral.symbol import (
     Frequencies,

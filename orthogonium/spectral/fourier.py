@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import GeometryError
+from orthogonium.spectral.definition import describe
 from orthogonium.spectral.geometry import Convolution, require_geometry
-from orthogonium.spectral.padding import Reduction, reductions
+from orthogonium.spectral.reductions import Reduction, reductions
 from orthogonium.spectral.symbol import circle_frequencies, phases, symbol
-from orthogonium.spectral.windows import describe
 
 
 def circular_reduction(conv: Convolution, size: Sequence[int]) -> Reduction | None:

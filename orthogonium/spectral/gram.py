@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.spectral.geometry import Convolution, require_geometry
-from orthogonium.spectral.padding import Reduction, reductions
+from orthogonium.spectral.reductions import Reduction, reductions
 from orthogonium.spectral.rounding import gamma, normalize, root, upward
 from orthogonium.spectral.symbol import Frequencies, covering_frequencies, mass, symbol, unit_kernel
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orthogonium.spectral.eigenvalue import follow, largest_eigenvalue
 from orthogonium.spectral.geometry import Convolution, require_geometry
-from orthogonium.spectral.padding import Reduction, reductions
+from orthogonium.spectral.reductions import Reduction, reductions
 from orthogonium.spectral.rounding import gamma, root, upward
 from orthogonium.spectral.symbol import Frequencies, autocorrelation, covering_frequencies, mass, symbol, unit_kernel
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.spectral import windows
+from orthogonium.spectral import definition
 from orthogonium.spectral.geometry import Convolution
 
 Map = Callable[[Tensor], Tensor] | nn.Module | Convolution
@@ -27,7 +27,7 @@ def as_function(
 ) -> tuple[Callable[[Tensor], Tensor], torch.dtype, torch.device]:
     """A callable on batches, with the dtype and device of its parameters; float64 for a `Convolution`."""
     if isinstance(fn, Convolution):
-        return (lambda x: windows.apply(fn, x)), dtype or torch.float64, torch.device(device or fn.weight.device)
+        return (lambda x: definition.apply(fn, x)), dtype or torch.float64, torch.device(device or fn.weight.device)
     if not callable(fn):
         raise ParameterError(f"A module or a function is needed, got {type(fn).__name__}.")
     held = itertools.chain(fn.parameters(), fn.buffers()) if isinstance(fn, nn.Module) else iter(())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.spectral import windows
+from orthogonium.spectral import definition
 from orthogonium.spectral.affine import is_affine
 from orthogonium.spectral.bound import BUDGET, enclosure
 from orthogonium.spectral.estimate import LinearMap, lanczos
@@ -123,7 +123,7 @@ def _of_geometry(
             raise ParameterError("An exact spectrum depends on the size of the input: give input_shape.")
     else:
         if states_geometry(layer) and _work(conv, size) <= budget / 100:
-            windows.check_geometry(layer, (conv.in_channels, *size))  # type: ignore[arg-type]
+            definition.check_geometry(layer, (conv.in_channels, *size))  # type: ignore[arg-type]
         fourier, dense = _costs(conv, size)
         if min(fourier, dense) <= budget or kind == "exact":
             if kind != "upper":
@@ -154,8 +154,8 @@ def _scaled(found: Spectrum, unit: float) -> Spectrum:
 
 def _frobenius(conv: Convolution, size: tuple[int, ...]) -> tuple[float, float, float]:
     """Squared Frobenius norms of the operator and of the operator in moduli, and the error relative to the latter."""
-    total = float(windows.frobenius(conv, size).sum())
-    moduli = float(windows.frobenius(conv.with_weight(conv.weight.abs()), size).sum())
+    total = float(definition.frobenius(conv, size).sum())
+    moduli = float(definition.frobenius(conv.with_weight(conv.weight.abs()), size).sum())
     return total, moduli, gamma(conv.weight.numel() + sum(conv.kernel_size) + 64)
 
 
@@ -167,16 +167,16 @@ def _split_shape(conv: Convolution, input_shape: Sequence[int] | None) -> tuple[
     channels, size, copies = (shape[0], shape[1:], 1) if conv.stride else (shape[-1], (), math.prod(shape[:-1]))
     if channels != conv.in_channels:
         raise ShapeError(f"The layer reads {conv.in_channels} channels, input_shape {shape} has {channels}.")
-    return windows.check_size(conv, size), copies
+    return definition.check_size(conv, size), copies
 
 
 def _work(conv: Convolution, size: tuple[int, ...]) -> float:
-    return 2.0 * conv.weight.numel() * math.prod(max(n) for n in zip(*windows.sides(conv, size), strict=True))
+    return 2.0 * conv.weight.numel() * math.prod(max(n) for n in zip(*definition.sides(conv, size), strict=True))
 
 
 def _costs(conv: Convolution, size: tuple[int, ...]) -> tuple[float, float]:
     """Floating point operations of the exact spectrum by Fourier transform and by the operator."""
-    image, count = (math.prod(side) for side in windows.sides(conv, size))
+    image, count = (math.prod(side) for side in definition.sides(conv, size))
     rows, columns = conv.weight.shape[0] * count, conv.weight.shape[1] * conv.groups * image
     dense = _SVD_FLOPS * float(rows) * columns * min(rows, columns)
     reduction = circular_reduction(conv, size)

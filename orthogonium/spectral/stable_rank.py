@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from orthogonium.spectral.bound import norm_bound
+from orthogonium.spectral.definition import check_size, frobenius, sides
 from orthogonium.spectral.geometry import Convolution
 from orthogonium.spectral.gram import circular_gram_bound, gram_bound
-from orthogonium.spectral.windows import check_size, frobenius, sides
 
 MOST_FLOPS = 2.5e10  # of a bound, which take about a minute
 

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from orthogonium.errors import ParameterError
 from orthogonium.spectral.geometry import Convolution
-from orthogonium.spectral.padding import Reduction
+from orthogonium.spectral.reductions import Reduction
 from orthogonium.spectral.rounding import double, normalize
 
 _CHUNK = 2**20  # complex numbers held at a time

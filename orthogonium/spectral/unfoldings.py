@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orthogonium.spectral.eigenvalue import certified_norm
 from orthogonium.spectral.geometry import Convolution, require_geometry
-from orthogonium.spectral.padding import Reduction, reductions
+from orthogonium.spectral.reductions import Reduction, reductions
 from orthogonium.spectral.rounding import upward
 from orthogonium.spectral.symbol import phases
 

@@ -11,7 +11,7 @@ from orthogonium.layers.sll import SDPBasedLipschitzDense
 from orthogonium.layers.slopes import _ALLOWED
 from orthogonium.legacy import SDPBasedLipschitzLinearLayer
 from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, QR_ORTHO_PARAMS
-from tests.batched_jacobians import ascend, jacobian_norm, jacobians, largest_norm
+from tests.jacobians import ascend, jacobian_norm, jacobians, largest_norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 LAYERS = {

@@ -5,7 +5,7 @@ import torch
 
 from orthogonium.errors import ParameterError
 from orthogonium.spectral import convolution
-from orthogonium.spectral.padding import reductions
+from orthogonium.spectral.reductions import reductions
 from orthogonium.spectral.symbol import (
     Frequencies,
     autocorrelation,

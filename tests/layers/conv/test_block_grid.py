@@ -9,7 +9,7 @@ import torch
 
 from orthogonium.errors import GuaranteeWarning
 from orthogonium.layers.conv import cpl, sandwich, sll
-from tests.batched_jacobians import largest_norm
+from tests.jacobians import largest_norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 MODES = ("zeros", "circular")

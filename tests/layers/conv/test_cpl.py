@@ -9,7 +9,7 @@ from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
 from orthogonium.methods.cpl import PotentialKernels, squared_norm_bound
-from tests.batched_jacobians import ascend, jacobian_norm, jacobians
+from tests.jacobians import ascend, jacobian_norm, jacobians
 from tests.oracle import plain_conv, singular_values
 
 

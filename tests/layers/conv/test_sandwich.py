@@ -10,7 +10,7 @@ from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
 from orthogonium.layers.sandwich import SandwichLinear
 from orthogonium.linalg import CAYLEY_ORTHO_PARAMS
-from tests.batched_jacobians import ascend, jacobian_norm, jacobians
+from tests.jacobians import ascend, jacobian_norm, jacobians
 from tests.oracle import operator
 
 

@@ -15,7 +15,7 @@ from orthogonium.layers.conv.aoc import AdaptiveOrthoConv2d
 from orthogonium.layers.conv.block import Branch
 from orthogonium.legacy import SDPBasedLipschitzConvLayer
 from orthogonium.linalg import QR_ORTHO_PARAMS
-from tests.batched_jacobians import ascend, jacobian_norm, jacobians
+from tests.jacobians import ascend, jacobian_norm, jacobians
 
 
 def plain_convolution(layer, weight):

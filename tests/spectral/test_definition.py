@@ -6,7 +6,7 @@ from torch import nn
 
 from orthogonium.errors import GeometryError, ShapeError
 from orthogonium.spectral import check_geometry, convolution, geometry_of
-from orthogonium.spectral.windows import apply, frobenius
+from orthogonium.spectral.definition import apply, frobenius
 from tests.spectral.zoo import WrappedConv, WrappedConvTranspose, oracle_matrix, random_conv, rng
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")

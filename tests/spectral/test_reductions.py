@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from orthogonium.spectral import convolution
-from orthogonium.spectral.padding import reductions
-from orthogonium.spectral.windows import apply
+from orthogonium.spectral.definition import apply
+from orthogonium.spectral.reductions import reductions
 from tests.spectral.zoo import oracle_values
 
 

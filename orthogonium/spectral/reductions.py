@@ -5,8 +5,7 @@ circle. Each `Reduction` states a proved inequality ‖T‖ ≤ factor · ‖T_s
 
 - Zeros: T is a block of T_s, factor 1. Only the padded length P matters, so a circle of at least P pixels will do.
 - Circular on a circle of N pixels, s | N: the m windows wrap around ⌈m·s/N⌉ times, and each round is a set of rows of
-the
-  circular convolution: factor √⌈m·s/N⌉ per axis. If s ∤ N the windows are among those of stride gcd(s, N).
+  the circular convolution: factor √⌈m·s/N⌉ per axis. If s ∤ N the windows are among those of stride gcd(s, N).
 - Any mode: T is T_s after a copy of pixels into the pads, whose norm is √(most copies of one pixel) per axis.
 
 A transposed layer is the adjoint of a convolution (or of a block of it, with output padding): the same norm.
@@ -20,8 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from orthogonium.spectral.definition import check_size, circle_size, fill, sides
 from orthogonium.spectral.geometry import Convolution
-from orthogonium.spectral.windows import check_size, circle_size, fill, sides
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def reductions(conv: Convolution, size: Sequence[int] | None = None) -> list[Red
     """The inequalities that hold for inputs of this spatial size (of every size, if None); use the best.
 
     >>> from orthogonium.spectral import convolution
-    >>> from orthogonium.spectral.padding import reductions
+    >>> from orthogonium.spectral.reductions import reductions
     >>> reductions(convolution(torch.ones(1, 1, 3), padding=1, padding_mode="replicate"))[0].factor == 3**0.5
     True
     """
