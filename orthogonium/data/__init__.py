@@ -13,7 +13,7 @@ from orthogonium.data.augment import (
 )
 from orthogonium.data.datasets import DATASETS, load_dataset
 from orthogonium.data.folder import FolderImages
-from orthogonium.data.images import ImageData, Images, ImageSource, stratified_split, unit_pixels
+from orthogonium.data.image_data import ImageData, Images, ImageSource, stratified_split, unit_pixels
 from orthogonium.data.loader import EvalLoader, TrainLoader
 from orthogonium.errors import DataError
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from orthogonium.data.images import unit_pixels
+from orthogonium.data.image_data import unit_pixels
 from orthogonium.errors import ParameterError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from orthogonium.data.files import read_bytes, read_members, required_root
-from orthogonium.data.images import ImageData, Images
+from orthogonium.data.image_data import ImageData, Images
 from orthogonium.data.pickles import load_plain_pickle
 from orthogonium.errors import DataError
 

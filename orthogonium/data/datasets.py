@@ -11,7 +11,7 @@ from orthogonium.data.cifar10 import load_cifar10
 from orthogonium.data.digits import load_digits
 from orthogonium.data.folder import load_image_folder
 from orthogonium.data.idx import load_fashion_mnist, load_mnist
-from orthogonium.data.images import ImageData
+from orthogonium.data.image_data import ImageData
 from orthogonium.errors import ParameterError
 
 DATASETS: dict[str, Callable[..., ImageData]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from orthogonium.data.images import ImageData, Images, stratified_split
+from orthogonium.data.image_data import ImageData, Images, stratified_split
 from orthogonium.errors import ParameterError
 
 TEST_FRACTION = 0.25

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orthogonium.data.crop_windows import window_box
 from orthogonium.data.files import required_root
-from orthogonium.data.images import ImageData, ImageSource
+from orthogonium.data.image_data import ImageData, ImageSource
 from orthogonium.errors import DataError, ParameterError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from orthogonium.data.files import read_bytes, required_root
-from orthogonium.data.images import ImageData, Images
+from orthogonium.data.image_data import ImageData, Images
 from orthogonium.errors import DataError
 
 CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from orthogonium.data.augment import Augmentation, make_augmentation
-from orthogonium.data.images import ImageSource, unit_pixels
+from orthogonium.data.image_data import ImageSource, unit_pixels
 from orthogonium.errors import ParameterError
 
 _ORDER, _AUGMENT, _WORKERS = range(3)  # what random numbers are for

@@ -7,7 +7,7 @@ from typing import Any
 
 from orthogonium.data.augment import Augmentation, make_augmentation
 from orthogonium.data.datasets import load_dataset
-from orthogonium.data.images import ImageData, Images, ImageSource, stratified_split
+from orthogonium.data.image_data import ImageData, Images, ImageSource, stratified_split
 from orthogonium.data.loader import EvalLoader, TrainLoader
 from orthogonium.errors import ParameterError
 

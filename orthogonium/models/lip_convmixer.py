@@ -60,20 +60,8 @@ def _convmixer(
 
 
 lip_convmixer_tiny = register(image_shape=(3, 32, 32))(
-    member(
-        _convmixer,
-        "lip_convmixer_tiny",
-        "ConvMixer of 4 pairs of convolutions on 64 channels.",
-        dim=64,
-        depth=4,
-    )
+    member(_convmixer, "lip_convmixer_tiny", "ConvMixer of 4 pairs of convolutions on 64 channels.", dim=64, depth=4)
 )
 lip_convmixer_small = register(image_shape=(3, 32, 32))(
-    member(
-        _convmixer,
-        "lip_convmixer_small",
-        "ConvMixer of 8 pairs of convolutions on 256 channels.",
-        dim=256,
-        depth=8,
-    )
+    member(_convmixer, "lip_convmixer_small", "ConvMixer of 8 pairs of convolutions on 256 channels.", dim=256, depth=8)
 )

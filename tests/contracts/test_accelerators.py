@@ -19,6 +19,7 @@ from tests.contracts.test_contracts import (
     _load,
     _optimize,
     _swap_data,
+    assert_noticed,
     count_builds,
     layers,
     make,
@@ -126,15 +127,7 @@ NOTICED = [_double_in_place, _swap_data, _load, _optimize, _new_memory, _assign,
 @pytest.mark.parametrize("name", ["OrthoLinear-DEFAULT", "AOC-strided", "SLL-AOC"])
 def test_the_eval_cache_notices(name, edit):
     """The edits that Note [Eval cache] lists."""
-    layer, x = make(name)
-    layer.eval()
-    with torch.no_grad():
-        before = layer(x)
-        edit(layer)
-        after = layer(x)
-        expected = copy.deepcopy(layer).train()(x)
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(after, expected)
+    assert_noticed(*make(name), edit)
 
 
 def test_edits_of_data_are_the_ones_it_does_not_notice():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orthogonium.data import DATASETS, DataError, ImageData, Images, load_dataset, stratified_split, unit_pixels
-from orthogonium.data.images import _splitmix64
+from orthogonium.data.image_data import _splitmix64
 from orthogonium.errors import OrthogoniumError, ParameterError
 
 
