@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _published_paths.install()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["ClassParam", "__version__", "audit", "certify", "lipschitz_bound"]
 
 _VERBS = ("audit", "certify", "lipschitz_bound")  # imported when they are first used

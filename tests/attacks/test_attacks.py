@@ -153,6 +153,8 @@ def test_bad_arguments():
         break_certificates(model, x, labels, exact, fraction=1.5)
     with pytest.raises(ShapeError, match="radius per input"):
         break_certificates(model, x, labels, exact[:4])
+    with pytest.raises(TypeError, match="step"):
+        break_certificates(model, x, labels, exact, step=3)
     with pytest.raises(ParameterError, match="batch_size"):
         attack(model, (x, labels), 1.0, batch_size=0)
 

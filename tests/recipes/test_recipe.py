@@ -83,6 +83,15 @@ def test_unknown_fields_are_named():
         Recipe.from_json("[]")
 
 
+def test_recipes_of_version_0_1_are_read():
+    saved = '{"max_minutes": 5.0, "patience": 3, "radii": [0.5], "validation": 0.1}'
+    assert Recipe.from_json(saved) == Recipe(minutes=5.0, early_stop=3, eps=(0.5,), validation=0.1)
+    with pytest.raises(ParameterError, match="no field radii"):
+        Recipe.from_json('{"radii": [0.5], "eps": [0.25]}')
+    with pytest.raises(ParameterError, match="no field radii"):
+        Recipe().replace(radii=(0.5,))
+
+
 def test_options_are_copied():
     options = {"offset": 1.0}
     recipe = Recipe(loss_options=options)
