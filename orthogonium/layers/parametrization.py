@@ -45,11 +45,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from orthogonium.errors import ConstraintError
+from orthogonium.errors import ConstraintError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.linalg.precision import full_precision, has_values, waits
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.kernel import Kernel
+from orthogonium.methods.kernel import INSTEAD, Kernel
 
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -154,14 +154,21 @@ class Constraint(nn.Module):
         if self._initial is not None:
             raw, self._initial = self._initial, None
             return raw
+        shape = self.kernel.weight_shape
+        if shape is not None and tuple(weight.shape) != shape:
+            raise ShapeError(f"The weight of this layer has shape {shape}: got {tuple(weight.shape)}.")
+        if not weight.isfinite().all():
+            raise ConstraintError("The assigned weight has entries that are NaN or infinite.")
         raw = self.kernel.invert(weight)
+        if self.kernel.projects:
+            return raw
         rebuilt = self._build(raw if isinstance(raw, tuple) else (raw,))
         tolerance = 1e-5 if weight.dtype.itemsize > 2 else 1e-2
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
             raise ConstraintError(
-                f"The assigned weight is outside the set of {type(self.kernel).__name__}: the nearest one it builds "
-                f"differs by {deviation:.1e} (allowed {tolerance:.0e}). Project the weight first."
+                f"The assigned weight is outside the set of {type(self.kernel).__name__}, or could not be recovered: what "
+                f"was found for it builds a weight that is {deviation:.1e} off (allowed {tolerance:.0e}). {INSTEAD}"
             )
         return raw
 

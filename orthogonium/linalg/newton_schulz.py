@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orthogonium.errors import ParameterError
+from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, warn_if_deficient
 
 
@@ -52,7 +53,7 @@ def bjorck(w: Tensor, steps: int = 12, beta: float = 0.5) -> Tensor:  # (..., ro
     return w
 
 
-class BatchedBjorckOrthogonalization(nn.Module):
+class BatchedBjorckOrthogonalization(MatrixMap):
     """Module form of `bjorck`. Its input must be scaled to σ ≤ 1 (pair it with a spectral normalizer).
 
     With `pass_through`, the gradient is that of the identity (straight-through), which is cheap and biased.

@@ -7,9 +7,10 @@ iteration".
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orthogonium.errors import ParameterError
+from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, scale_to_unit
 
 
@@ -78,7 +79,7 @@ def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → 
     return unit / torch.where(bound > 0, bound, torch.ones_like(bound))
 
 
-class BatchedPowerIteration(nn.Module):
+class BatchedPowerIteration(MatrixMap):
     """`W / σ` with σ estimated by `power_it_niter` power iterations: close to, but not certified to be, norm 1."""
 
     def __init__(self, weight_shape: tuple[int, ...], power_it_niter: int = 3, eps: float = 1e-12) -> None:
@@ -106,7 +107,7 @@ def _power_normalize(w: Tensor, steps: int, eps: float) -> Tensor:
     return w / spectral_norm_estimate(w, steps, eps).clamp_min(eps)
 
 
-class BatchedGramNormalization(nn.Module):
+class BatchedGramNormalization(MatrixMap):
     """`W / bound` with the certified Gram bound: σ_max ≤ 1 always, at least `min(W.shape)^(-2^-(niter+2))`."""
 
     def __init__(self, weight_shape: tuple[int, ...], niter: int = 5) -> None:
@@ -125,7 +126,7 @@ class BatchedGramNormalization(nn.Module):
         return f"niter={self.niter}"
 
 
-class BatchedIdentity(nn.Module):
+class BatchedIdentity(MatrixMap):
     """No normalization, for orthogonalizers that do not depend on the scale."""
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:
@@ -137,7 +138,7 @@ class BatchedIdentity(nn.Module):
         return w
 
 
-class L2Normalize(nn.Module):
+class L2Normalize(MatrixMap):
     """`W / ‖W‖₂` along `dim` (the whole tensor for None), computed in `dtype`. Zero vectors stay zero."""
 
     def __init__(self, dtype: torch.dtype | None = None, dim: int | tuple[int, ...] | None = None) -> None:

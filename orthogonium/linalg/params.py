@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.newton_schulz import BatchedBjorckOrthogonalization
 from orthogonium.linalg.norms import BatchedIdentity, BatchedPowerIteration
 from orthogonium.linalg.polar import BatchedPolarOrthogonalization
@@ -55,7 +56,7 @@ def check_ortho_params(ortho_params: object) -> None:
         )
 
 
-class Orthogonalization(nn.Module):
+class Orthogonalization(MatrixMap):
     """Spectral normalizer, then orthogonalizer."""
 
     def __init__(self, normalizer: nn.Module, orthogonalizer: nn.Module) -> None:

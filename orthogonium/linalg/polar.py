@@ -17,10 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from orthogonium.errors import DerivativeError
+from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.newton_schulz import cubic_step, quintic_step
 from orthogonium.linalg.precision import (
     check_matrix,
@@ -182,7 +183,7 @@ def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     return rows.mT if tall else rows
 
 
-class BatchedPolarOrthogonalization(nn.Module):
+class BatchedPolarOrthogonalization(MatrixMap):
     """Module form of `polar`: 1e-6 in float32 up to a condition number of about 1e6."""
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:

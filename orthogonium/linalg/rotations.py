@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.newton_schulz import cubic_step
 from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, refuse_onnx
 
@@ -96,7 +97,7 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     return cubic_step(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
 
 
-class BatchedExponentialOrthogonalization(nn.Module):
+class BatchedExponentialOrthogonalization(MatrixMap):
     """Module form of `exponential`; `niters` is its number of terms, None (the default) the whole exponential."""
 
     def __init__(self, weight_shape: tuple[int, ...], niters: int | None = None) -> None:
@@ -115,7 +116,7 @@ class BatchedExponentialOrthogonalization(nn.Module):
         return f"niters={self.niters}"
 
 
-class BatchedCayleyOrthogonalization(nn.Module):
+class BatchedCayleyOrthogonalization(MatrixMap):
     """Module form of `cayley`: 1e-6 in float32 for every input."""
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:

@@ -37,9 +37,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orthogonium.linalg.derivatives import HandWritten, evaluate
+from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.precision import (
     check_matrix,
     check_shape,
@@ -199,7 +200,7 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     return rows.mT if tall else rows
 
 
-class BatchedCholeskyOrthogonalization(nn.Module):
+class BatchedCholeskyOrthogonalization(MatrixMap):
     """Module form of `cholesky`; `stable=True` reaches 1e-6 in float32, one pass about κ²·1e-7."""
 
     def __init__(self, weight_shape: tuple[int, ...], stable: bool = False) -> None:
@@ -216,7 +217,7 @@ class BatchedCholeskyOrthogonalization(nn.Module):
         return f"stable={self.stable}"
 
 
-class BatchedQROrthogonalization(nn.Module):
+class BatchedQROrthogonalization(MatrixMap):
     """Module form of `qr`: 1e-6 in float32 for every input."""
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:

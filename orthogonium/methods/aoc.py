@@ -22,6 +22,7 @@ from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
+from orthogonium.methods.bcop.inverse import decompose
 from orthogonium.methods.bcop.kernel import compose, count_bases, rotation
 from orthogonium.methods.kernel import ConvKernel, Device
 
@@ -65,6 +66,25 @@ class OrthogonalKernel(ConvKernel):
     ) -> tuple[Tensor, ...]:
         """Random orthonormal bases and a random orthogonal matrix."""
         return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.raw_shapes)
+
+    @property
+    def projects(self) -> bool:  # type: ignore[override]
+        """Whether the kernel is one orthogonal matrix, to which any can be brought."""
+        return set(self.plan.bcop_size) <= {1}
+
+    def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The RKO matrix, the rotation closest to a square one, or the factors of a kernel: Note [Peeling] of `bcop`."""
+        g, plan = self.geometry, self.plan
+        if plan.method == "rko":
+            return (weight.reshape(self.raw_shapes[-1]),)
+        if plan.method == "rko ⊛ bcop" and not self.rows:
+            return super().invert(weight)  # type: ignore[return-value]  # raises: neither factor is unique
+        kernel = weight.reshape(g.groups, g.group_out, *weight.shape[1:])
+        if self.rows if self.has_rko else g.group_out < g.group_in:
+            kernel = kernel.transpose(1, 2)
+        bases, rest = decompose(kernel, tuple(k - 1 for k in plan.bcop_size), self.rotate)
+        matrix = (rest.transpose(1, 2).reshape(self.raw_shapes[-1]),) if self.has_rko else ()
+        return tuple(raw.to(weight.dtype) for raw in (bases, *matrix))
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""

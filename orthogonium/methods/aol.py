@@ -51,6 +51,8 @@ class AlmostOrthogonalKernel(ConvKernel):
     nothing to weigh, and no q.
     """
 
+    projects = True
+
     def __init__(self, geometry: ConvGeometry, niter: int) -> None:
         super().__init__()
         check_steps(niter, "AOL")
@@ -76,6 +78,11 @@ class AlmostOrthogonalKernel(ConvKernel):
         if self.channels == 1:
             return (raw,)
         return raw, torch.zeros(g.groups, self.channels, device=device, dtype=dtype)
+
+    def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The kernel itself, with equal weights."""
+        raw = weight.clone()
+        return (raw,) if self.channels == 1 else (raw, weight.new_zeros(self.geometry.groups, self.channels))
 
     def build(self, *raw: Tensor) -> Tensor:
         """Rescale the kernel `(out, in/g, *k)`."""

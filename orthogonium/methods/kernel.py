@@ -12,13 +12,26 @@ from orthogonium.errors import ConstraintError
 from orthogonium.kernels import ConvGeometry
 
 Device = torch.device | str | None
+INSTEAD = (
+    "Load the state_dict of a layer of the same sizes, draw a random weight by `layer.reset_parameters()`, or "
+    "remove the constraint: `torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')`."
+)
 
 
 class Kernel(nn.Module):
     """Base of all methods. A module only for the sake of its orthogonalizers, which move with the layer.
 
     A kernel that can be applied without being built has `factors(*raw)`, too: Note [In turn] of `aoc.py`.
+
+    Note [Assignment]
+    `layer.weight = w` sets the raw parameters that `invert` finds. Where the map of the method takes any weight of the right
+    shape (`projects`), w itself is the raw parameter and the layer gets what the method makes of it: the weight closest to
+    w, or one as good. Elsewhere `invert` recovers a weight that is one of the set (another layer's, a frozen model's), and
+    what it finds must build w again, or w is refused.
     """
+
+    projects = False  # Note [Assignment]
+    weight_shape: tuple[int, ...] | None = None  # of what may be assigned
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
         """Random raw parameters to start from."""
@@ -29,11 +42,8 @@ class Kernel(nn.Module):
         raise NotImplementedError
 
     def invert(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Raw parameters that build `weight`, where the method has such a formula."""
-        raise ConstraintError(
-            f"{type(self).__name__} cannot recover its raw parameters from a weight. "
-            "Load a state_dict, or remove the parametrization before assigning the weight."
-        )
+        """Raw parameters that build `weight`, where the method has such a formula. Note [Assignment]."""
+        raise ConstraintError(f"{type(self).__name__} cannot recover its raw parameters from a weight. {INSTEAD}")
 
 
 class ConvKernel(Kernel):
@@ -47,6 +57,11 @@ class ConvKernel(Kernel):
     def weight_geometry(self) -> ConvGeometry:
         """The geometry, with the size of the kernel that is built."""
         return self.geometry
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """`(out, in/groups, *kernel_size)`."""
+        return self.weight_geometry.weight_shape
 
 
 class Kernels(Kernel):

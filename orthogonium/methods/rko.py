@@ -28,6 +28,8 @@ def overlap(geometry: ConvGeometry) -> int:
 class ReshapedKernel(ConvKernel):
     """RKO kernel: the raw parameter is the matrix, `(g, out/g, in/g·∏k)`."""
 
+    projects = True
+
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__()
         self.geometry = geometry
@@ -49,6 +51,10 @@ class ReshapedKernel(ConvKernel):
         """The kernel of the raw matrix."""
         return self.scale * self.orthogonalize(raw[0]).reshape(self.geometry.weight_shape)
 
+    def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The matrix that was read as this kernel."""
+        return ((weight / self.scale).reshape(self.raw_shape),)
+
 
 class OrthogonalMatrix(Matrix):
     """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
@@ -61,7 +67,3 @@ class OrthogonalMatrix(Matrix):
     def build(self, *raw: Tensor) -> Tensor:
         """The orthogonal matrix that the orthogonalizer makes of the raw one."""
         return self.orthogonalize(raw[0])
-
-    def invert(self, weight: Tensor) -> Tensor:
-        """An orthogonal matrix is left as it is by QR, Cholesky, Björck and polar (not by Cayley and exponential)."""
-        return weight.clone()

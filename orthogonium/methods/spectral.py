@@ -14,7 +14,10 @@ from orthogonium.methods.kernel import Device, Kernel
 
 
 class Matrix(Kernel):
-    """Base: the raw matrix has the shape of the weight."""
+    """Base: the raw matrix has the shape of the weight, and any will do."""
+
+    projects = True
+    weight_shape: tuple[int, ...]
 
     def __init__(self, weight_shape: tuple[int, int]) -> None:
         super().__init__()
@@ -24,6 +27,10 @@ class Matrix(Kernel):
         """A random orthogonal matrix."""
         return random_orthogonal(self.weight_shape, device, dtype)
 
+    def invert(self, weight: Tensor) -> Tensor:
+        """The weight itself."""
+        return weight.clone()
+
 
 class UnitRows(Matrix):
     """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""
@@ -31,10 +38,6 @@ class UnitRows(Matrix):
     def build(self, *raw: Tensor) -> Tensor:
         """Normalize the rows."""
         return unit_norm(raw[0], dim=-1)
-
-    def invert(self, weight: Tensor) -> Tensor:
-        """Unit rows are left as they are."""
-        return weight.clone()
 
 
 class UnitBall(Matrix):

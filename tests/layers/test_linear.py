@@ -8,7 +8,7 @@ from torch import nn
 
 import orthogonium.linalg as linalg
 from orthogonium import ClassParam
-from orthogonium.errors import ConstraintError, ParameterError
+from orthogonium.errors import ParameterError
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
 from orthogonium.reparametrizers import (
     BatchedBjorckOrthogonalization,
@@ -131,10 +131,8 @@ def test_assigning_a_weight():
     rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
     layer.weight = rotation
     torch.testing.assert_close(layer.weight.detach(), rotation)
-    with pytest.raises(ConstraintError, match="outside"):
-        layer.weight = 2 * rotation
-    with pytest.raises(ConstraintError, match="recover"):
-        SpectralLinear(4, 4).weight = torch.eye(4)
+    layer.weight = 2 * rotation
+    torch.testing.assert_close(layer.weight.detach(), rotation)
 
 
 @pytest.mark.parametrize("layer", [OrthoLinear, UnitNormLinear, SpectralLinear])

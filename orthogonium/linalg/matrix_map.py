@@ -1,0 +1,24 @@
+"""What the modules here have in common."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class MatrixMap(nn.Module):
+    """A map of matrices that serves as a parametrization of torch, too: what is assigned becomes the raw matrix.
+
+    >>> import torch
+    >>> from torch.nn.utils import parametrize
+    >>> from orthogonium.reparametrizers import BatchedQROrthogonalization
+    >>> linear = parametrize.register_parametrization(
+    ...     nn.Linear(3, 3, bias=False), "weight", BatchedQROrthogonalization((3, 3))
+    ... )
+    >>> linear.weight = 2 * torch.eye(3)
+    >>> torch.allclose(linear.weight, torch.eye(3))
+    True
+    """
+
+    def right_inverse(self, w: Tensor) -> Tensor:
+        """The matrix itself."""
+        return w
