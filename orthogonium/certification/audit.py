@@ -167,7 +167,7 @@ def audit(model: nn.Module, input_shape: Sequence[int]) -> AuditReport:
     found = survey(model, input_shape)
     bound, steps = math.inf if found.unbounded else found.value, found.steps
     if not found.unbounded:
-        _, refutation = compared(model, input_shape, bound)
+        _, refutation = compared(model, input_shape, bound, found.error)
         if refutation is not None:
             bound = math.inf
             steps += (Step("(model)", type(model).__name__, bound, "unbounded", bound, warnings=(refutation,)),)

@@ -26,7 +26,8 @@ from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Base, largest
 from orthogonium.certification.walk import Walk, walk_model
 from orthogonium.errors import ParameterError, ShapeError
-from orthogonium.spectral import exact_twin, steepest_quotient
+from orthogonium.layers.wrappers import unwrapped
+from orthogonium.spectral import Quotient, exact_twin, steepest_quotient
 
 _NOISE = 64.0  # units in the last place that an evaluation may be off by, relative to input and output
 _SEARCH = 160  # samples that a bound is compared with: as many as an audit of a deep network can wait for
@@ -80,17 +81,6 @@ class Survey:
     head: Head | None
     error: Error
     reach: float
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside wrappers for compilation, several devices, or averages of weights."""
-    while True:
-        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
 
 
 def kind_of_input(model: nn.Module) -> tuple[torch.dtype, torch.device]:
@@ -229,8 +219,11 @@ def _by_position(base: Base, x: Tensor) -> Tensor:
     return flat
 
 
-def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tuple[float, str | None]:
-    """The largest quotient of distances that ascent finds, and what it says against the bound, if it does."""
+def compared(model: nn.Module, input_shape: Sequence[int], bound: float, error: Error) -> tuple[float, str | None]:
+    """The largest quotient of distances that ascent finds, and what it says against the bound, if it does.
+
+    `error` is the rounding of the model, for numbers on the way that are larger than its inputs and outputs.
+    """
     model = unwrapped(model)
     dtype, device = kind_of_input(model)
     shape = sample_shape(input_shape)
@@ -248,7 +241,8 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
                 )
                 if found.finite:
                     break
-            if found.finite and not found.lower > bound * (1 + noise) + torch.finfo(kind).tiny:
+            unit = torch.finfo(kind).eps / torch.finfo(dtype).eps
+            if found.finite and not found.lower > bound * (1 + noise) + _explained(found, error, unit):
                 return found.lower, None
     if not found.finite:
         return math.inf, "Its output is infinite or NaN for an input of ordinary size."
@@ -256,6 +250,15 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float) -> tupl
         f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is not "
         "what it seems to be. Custom functions in C++ do this."
     )
+
+
+def _explained(found: Quotient, error: Error, unit: float) -> float:
+    """How much of a quotient the rounding along the walk may explain, in an arithmetic of another unit."""
+    ends = [end.double().flatten() for end in (found.x, found.y)]
+    distance, norms = float((ends[0] - ends[1]).norm()), sum(float(end.norm()) for end in ends)
+    constant, slope = error.proved
+    explained = unit * (2 * constant + slope * norms) / distance if distance else 0.0
+    return explained if math.isfinite(explained) else 0.0
 
 
 def _same_alone(
@@ -321,7 +324,7 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
     if found.unbounded:
         raise UnboundedError(found.unbounded)
     slack = sum(step.slack for step in found.steps) + 1e-13 * len(found.steps)
-    steepest, refutation = compared(model, input_shape, found.value)
+    steepest, refutation = compared(model, input_shape, found.value, found.error)
     if refutation is not None:
         raise RefutedError(refutation)
     return LipschitzBound(found.value, found.steps, slack, steepest, found.head, found.error, found.reach)

@@ -15,6 +15,7 @@ A radius is a margin divided by a Lipschitz constant. Both are numbers a compute
   measured, and its largest deviation is taken for the others.
   `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
 
+- inputs of more digits than the model has are moved by the cast, and their perturbations too;
 - the radius itself is rounded down;
 - nothing is certified for inputs whose norm is so large that a number on the way may overflow (`LipschitzBound.reach`).
 
@@ -33,12 +34,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from orthogonium.certification.bound import LipschitzBound, kind_of_input, lipschitz_bound, unwrapped
+from orthogonium.certification.bound import LipschitzBound, kind_of_input, lipschitz_bound
 from orthogonium.certification.failures import RefutedError
 from orthogonium.certification.precise import in_precision
 from orthogonium.certification.radii import check_indices, check_logits, pair_constants
 from orthogonium.certification.refutation import broken_certificates
+from orthogonium.certification.rounding import unit_roundoff
 from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers.wrappers import unwrapped
 
 Rounding = Literal["measured", "proved"]
 _DOWN = 1 - 1e-12  # more than the rounding of a distance and a quotient in float64
@@ -157,13 +160,14 @@ def certify(
         x, y = _fields(batch)
         if not len(x):
             continue
+        moved = _rounding_of_inputs(x, dtype)
         x = x.to(device, dtype)
         if bound is None or shape is None:
             shape, bound = x.shape[1:], lipschitz_bound(model, tuple(x.shape[1:]))
         if x.shape[1:] != shape:
             raise ShapeError(f"All inputs must have one shape: got {tuple(x.shape[1:])} after {tuple(shape)}.")
         measure = rounding == "measured" and forward_error is None and number % stride == 0
-        collected.append(_evaluated(model, x, y, bound, measure, keep=_ATTACKED // 4))
+        collected.append(_evaluated(model, x, y, bound, measure, keep=_ATTACKED // 4, moved=moved))
     if bound is None:
         raise ParameterError("The loader gave no batch with samples.")
     return _certificates(model, collected, bound, radii, rounding, forward_error)
@@ -195,12 +199,21 @@ class _Batch:
     logits: Tensor  # (n, classes), float64
     labels: Tensor  # (n,)
     norms: Tensor  # (n,), of the inputs
+    moved: float  # by how much a cast may move inputs, relative to their norm
     deviations: Tensor | None  # (n,), of logits from another precision
     inputs: Tensor
     places: Tensor  # of these inputs
 
 
-def _evaluated(model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, measure: bool, keep: int) -> _Batch:
+def _rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> float:
+    """By how much the cast of inputs to the dtype of the model moves them, relative to their norm."""
+    finer = x.is_floating_point() and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
+    return unit_roundoff(dtype) if finer else 0.0
+
+
+def _evaluated(
+    model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, measure: bool, keep: int, moved: float
+) -> _Batch:
     with torch.no_grad():
         logits = check_logits(model(x.clone()))
     check_indices(logits, y.to(logits.device))
@@ -216,7 +229,7 @@ def _evaluated(model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, me
     labels = y.cpu().long()
     right = (logits.argmax(1) == labels).nonzero().flatten()
     places = right[:: max(1, len(right) // keep)][:keep]
-    return _Batch(logits, labels, norms, deviations, x[places.to(x.device)].clone(), places)
+    return _Batch(logits, labels, norms, moved, deviations, x[places.to(x.device)].clone(), places)
 
 
 def _certificates(
@@ -239,8 +252,13 @@ def _certificates(
         pairs = _smallest(margins, labels, constants, slope) * _DOWN
     radii = coarse if pairs is None else torch.where(coarse > 0, torch.maximum(pairs, coarse), coarse)
     within = (bound.reach - norms).clamp_min(0.0)  # farther away, numbers may overflow
-    coarse, radii = (torch.where(finite, torch.minimum(r, within), 0.0) for r in (coarse, radii))
-    pairs = None if pairs is None else torch.where(finite, torch.minimum(pairs, within), 0.0)
+    # The cast moves an input and its perturbation, each by a rounding.
+    moved = torch.cat([torch.full_like(b.norms, b.moved) for b in batches])
+    coarse, radii = (
+        torch.where(finite, torch.minimum(_before_cast(r, norms, moved), within), 0.0) for r in (coarse, radii)
+    )
+    if pairs is not None:
+        pairs = torch.where(finite, torch.minimum(_before_cast(pairs, norms, moved), within), 0.0)
     predictions = logits.nan_to_num(nan=-math.inf).argmax(dim=1)
     measured = sum(len(b.labels) for b in batches if b.deviations is not None) / len(labels)
     return Certificates(
@@ -262,6 +280,11 @@ def _certificates(
 
 
 _TINY = torch.finfo(torch.float64).tiny
+
+
+def _before_cast(radii: Tensor, norms: Tensor, moved: Tensor) -> Tensor:
+    """Radii around inputs as they are before a cast moves them and their perturbations."""
+    return torch.where(radii > 0, ((radii - 2 * moved * norms) / (1 + moved)).clamp_min(0.0), radii)
 
 
 def _errors(

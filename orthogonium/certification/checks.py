@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.failures import TraceError
-from orthogonium.certification.rules.call import NOT_FINITE, Call, Effect, Jump, NoBound
+from orthogonium.certification.rules.call import NOT_FINITE, Call, Jump, NoBound
 from orthogonium.certification.tracked import Tracked, tensors_in
 
 
@@ -25,13 +25,16 @@ def check_constants(call: Call) -> None:
 
 def check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
     """A result of fewer digits than its operands and the network have, or of integers, is a step function."""
-    first = effects if isinstance(effects, (Effect, Jump)) else effects[0]
-    if isinstance(first, Jump):
+    first = effects[0] if isinstance(effects, (list, tuple)) else effects
+    if isinstance(first, Jump) and first.root is None:
+        return
+    floating = [x for x in call.operands if x.is_floating_point()]
+    if isinstance(first, Tracked) and (first.constant or not floating):
         return
     output = call.first_output
     if not output.is_floating_point():
         raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
-    finest = min((torch.finfo(x.dtype).eps for x in call.operands if x.is_floating_point()), default=math.inf)
+    finest = min((torch.finfo(x.dtype).eps for x in floating), default=math.inf)
     if torch.finfo(output.dtype).eps > max(finest, torch.finfo(own).eps):
         raise NoBound(
             f"It rounds to {output.dtype}, in a network of {own}: a step function.",

@@ -176,23 +176,24 @@ class Walk(TorchDispatchMode):
         local, dtype = effect.local, inner.dtype
         base.error = error
         for x in operands:
-            self._within(dtype, _norm(x.value, self.batch) * local.inside, x.form().bound * local.inside, local.power)
+            size = _norm(x.value, self.batch) * local.inside + local.beside
+            self._within(dtype, size, x.form().bound * local.inside, local.power)
         self._within(dtype, base.size, base.bound, local.power)
         if not (local.read or local.written):
             return
         count = max(inner.numel(), 1)
-        lost = underflow(dtype) * math.sqrt(count)
+        lost = underflow(dtype) * math.sqrt(count) + local.lost
         if local.power != 1:
             entries = max(x.numel() for x in operands)
             lost += (entries * underflow(dtype)) ** (1 / local.power) * math.sqrt(count)
         read = math.fsum(_norm(x.value, self.batch) for x in operands) if local.read else 0.0
         slope = math.fsum(x.form().bound for x in operands) if local.read else 0.0
         proved = (
-            local.read * read + local.written * base.size + lost,
+            local.read * read + local.written * base.size + local.offset + lost,
             local.read * slope + local.written * base.bound,
         )
         unit = max(unit_roundoff(dtype), local.unit)
-        base.error = error.plus(Error(proved, (unit * base.size + lost, unit * base.bound)))
+        base.error = error.plus(Error(proved, (unit * (base.size + local.beside) + lost, unit * base.bound)))
 
     def _within(self, dtype: torch.dtype, size: float, bound: float, power: float) -> None:
         """Inputs for which `(size + bound·‖x‖)^power` is no number of the dtype are out of reach."""
@@ -223,6 +224,12 @@ class Walk(TorchDispatchMode):
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = list(tensors_in((args, kwargs)))
         tracked = [t for t in tensors if isinstance(t, Tracked)]
+        for t in tensors:
+            if not isinstance(t, Tracked) and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                raise TraceError(
+                    f"{self.place} computes with a {type(t).__name__}, a tensor with operators of its own, which are not "
+                    "followed. Use ordinary tensors (for shards: gather them first)."
+                )
         if any(t.walk is not self and not t.constant for t in tracked):
             raise TraceError(
                 f"{self.place} uses a value of an earlier call: the model keeps values from one call to the next, so that "
@@ -278,6 +285,7 @@ class Walk(TorchDispatchMode):
         try:
             known = self.patterns(call, rule)
             if known is not None:
+                check_digits(call, known, self.bases[0].dtype)
                 return known if isinstance(known, Tracked) else self._outputs(call, known)
             if rule is None:
                 name = call.name
@@ -287,6 +295,7 @@ class Walk(TorchDispatchMode):
                 check_constants(call)
             effects = rule(call)
             if isinstance(effects, Tracked):
+                check_digits(call, effects, self.bases[0].dtype)
                 return effects
             for x in call.operands:
                 for base in x.used():

@@ -21,6 +21,7 @@ class WholeCall:
 
     def __init__(self, walk: Walk, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.walk, self.fn, self.args = walk, fn, args
+        self.kwargs: dict[str, Any] = {}
         self.name = type_name(args[0]) if isinstance(args[0], nn.Module) else fn.__name__
         self.output: Tensor = fn(*plain(args))
 
@@ -36,7 +37,7 @@ class WholeCall:
 
     together = Call.together
     merged = Call.merged
-    _check_places = Call._check_places
+    check_places = Call.check_places
     rounded = Call.rounded
     broadcast = Call.broadcast
 

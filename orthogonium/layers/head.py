@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from orthogonium.layers.linear import OrthoLinear, SpectralLinear, UnitNormLinear
+from orthogonium.layers.wrappers import is_hooked, unwrapped
 
 _TOLERANCE = 1e-4  # of the norm of a weight, for rounding
 _HEADS = (OrthoLinear, SpectralLinear, UnitNormLinear)
@@ -27,14 +28,6 @@ class _Shallow(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """What a wrapper for devices or a compiler runs."""
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return _unwrapped(module.module)
-    inner = getattr(module, "_orig_mod", None)  # of torch.compile
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
 def _returned(module: nn.Module) -> nn.Module | None:
@@ -54,18 +47,18 @@ def _returned(module: nn.Module) -> nn.Module | None:
 
 
 def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return is_hooked(module) or "forward" in vars(module)
 
 
 def _last_layer(model: nn.Module) -> nn.Linear | None:
     """The dense layer with a known constraint whose output the model returns. Note [The layer that speaks last]."""
-    module: nn.Module | None = _unwrapped(model)
+    module: nn.Module | None = unwrapped(model)
     while module is not None and not _hooked(module):
         if isinstance(module, _HEADS):
             own = next(head for head in _HEADS if isinstance(module, head))
             return module if type(module).forward is own.forward else None
         returned = _returned(module)
-        module = None if returned is None else _unwrapped(returned)
+        module = None if returned is None else unwrapped(returned)
     return None
 
 

@@ -39,7 +39,9 @@ def gathered_back(call: Call) -> Effect:
     ones.pop("alpha", None)
     arrived = call.func(**ones)
     # What is sent may be copied on the way, and several copies may meet.
-    most = float(arrived.max()) * float(arrived.sum()) / source.numel() if source.numel() else 0.0
+    copies = float(arrived.sum()) / source.numel() if "indices" in given and source.numel() else 1.0
+    most = float(arrived.max()) * copies if arrived.numel() else 0.0
+    call.check_places((call["self"], call[sent]))
     terms, owners = [], []
     if is_value(call["self"]):
         terms.append(call["self"].form())

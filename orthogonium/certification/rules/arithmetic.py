@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,11 +142,20 @@ def added_products(call: Call) -> Effect:
     if (is_value(a) and is_value(b)) or (inverse and is_value(b)):
         raise NoBound("The product of two values is not Lipschitz.", "Gate by a constant, or use a residual wrapper.")
     terms = [call.broadcast(x)] if is_value(x) else []
+    local = call.rounded(3.0, 3.0)
     if is_value(a) or is_value(b):
         value, c = (a, number(b, call.output.dtype)) if is_value(a) else (b, number(a, call.output.dtype))
-        c = _finite(v * (1 / c if inverse else c)) * (1 + torch.finfo(call.output.dtype).eps)
+        c = 1 / c if inverse else c
+        inside = max(abs(v), 1.0) * max(float(c.abs().max()), 1.0) if c.numel() else 1.0  # in whatever order
+        c = _finite(v * c) * (1 + torch.finfo(call.output.dtype).eps)
         terms.append(call.broadcast(value).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(value, c))
-    return Effect(tuple(terms), call.merged(*call.operands), call.rounded(3.0, 3.0))
+        local = replace(local, inside=inside)
+    else:
+        first, second = (number(t, torch.float64) for t in (a, b))
+        product = (v * (first / second if inverse else first * second)).expand(call.output.shape)
+        beside = float(torch.linalg.vector_norm(product))
+        local = replace(local, beside=beside, offset=local.written * beside)
+    return Effect(tuple(terms), call.merged(*call.operands), local)
 
 
 _EXTREMES = {aten.maximum.default, aten.minimum.default, aten.fmax.default, aten.fmin.default}
@@ -170,7 +180,14 @@ def normalized(call: Call) -> Any:
     if not bool(scale.isfinite().all()):
         raise NoBound(*NOT_FINITE)
     weights = scale.square().reshape(1, -1, *[1] * (x.dim() - 2)).expand(x.shape)
-    effect = Effect((x.form(weights),), call.together(x, ()), call.rounded(4.0, 4.0 * float(scale.max())))
+    # x − mean and the bias may cancel: their sizes count, whatever is left of them.
+    added = constant_of(call["running_mean"]).detach().cpu().double().abs() * scale
+    if call["bias"] is not None:
+        added = added + constant_of(call["bias"]).detach().cpu().double().abs()
+    beside = math.sqrt(x.numel() / max(call.walk.batch * len(scale), 1)) * float(torch.linalg.vector_norm(added))
+    local = call.rounded(4.0, 4.0 * float(scale.max()), max(float(scale.max()), 1.0))
+    local = replace(local, beside=beside, offset=local.written * beside)
+    effect = Effect((x.form(weights),), call.together(x, ()), local)
     empty = [Effect((), torch.full(t.shape, -1)) for t in call.output[1:]]
     return [effect, *empty]
 

@@ -33,11 +33,14 @@ class Local:
     """Rounding of one operation, with the norms M of what it reads and writes.
 
     Attributes:
-        read: the error is proved to be at most `read·M_in + written·M_out`.
+        read: the error is proved to be at most `read·M_in + written·M_out + offset + lost`.
         written: alike.
-        inside: numbers on the way are at most `inside·M_in`.
+        inside: numbers on the way are at most `inside·M_in + beside`.
         power: they are powers with this exponent, of which the root is taken.
         unit: the roundoff of what it reads, where that is shortened to fewer digits than it writes.
+        beside: norm of the constants on the way, which may cancel each other in the end.
+        offset: what their rounding is proved to add.
+        lost: what numbers that underflow may add.
     """
 
     read: float = 0.0
@@ -45,6 +48,9 @@ class Local:
     inside: float = 1.0
     power: float = 1.0
     unit: float = 0.0
+    beside: float = 0.0
+    offset: float = 0.0
+    lost: float = 0.0
 
 
 @dataclass
@@ -158,7 +164,7 @@ class Call:
     def merged(self, *operands: Tracked) -> Tensor | None:
         """The samples of an entrywise function of tensors that are broadcast against each other."""
         shape = self.first_output.shape
-        self._check_places(shape)
+        self.check_places((self.args, self.kwargs))
         if all(x.batch_first and x.dim() == len(shape) and x.shape[0] == shape[0] for x in operands):
             return None
         owners = [x.owners().expand(shape) for x in operands]
@@ -167,12 +173,13 @@ class Call:
             raise NoBound("It combines the samples of the batch.", "Keep the batch in front of every tensor.")
         return _in_front(high, self.walk.batch)
 
-    def _check_places(self, shape: torch.Size) -> None:
-        """Constants beside values may not differ from sample to sample."""
-        for t in tensors_in(self.args):
-            if not (isinstance(t, Tracked) and not t.constant):
+    def check_places(self, arguments: Any) -> None:
+        """Constants that are added to values, entry by entry, may not differ from sample to sample."""
+        dims = self.first_output.dim()
+        for t in tensors_in(arguments):
+            if not is_value(t):
                 c = t.value if isinstance(t, Tracked) else t
-                if c.dim() == len(shape) and c.dim() and c.shape[0] == self.walk.batch and not bool((c == c[:1]).all()):
+                if c.dim() == dims and dims and c.shape[0] == self.walk.batch and not bool((c == c[:1]).all()):
                     raise NoBound(
                         "A constant differs from sample to sample, by their place in the batch.",
                         "Give it size 1 there.",

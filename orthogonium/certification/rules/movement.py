@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rules.call import Call, NoBound, scaled
+from orthogonium.certification.rules.call import Call, NoBound, is_value, scaled
 from orthogonium.certification.tracked import Tracked, plain, replaced
 
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def moved(call: Call) -> Tracked:
         if name in _DATA:
             given[name] = _codes(value)
         elif name in _FILL:
-            given[name] = torch.zeros((), dtype=torch.float64) if isinstance(value, Tensor) else 0
+            given[name] = _codes(value) if isinstance(value, Tensor) else 0
         else:
             values = value if isinstance(value, (list, tuple)) else [value]
             if any(isinstance(v, Tracked) and not v.constant for v in values):
@@ -48,6 +48,8 @@ def moved(call: Call) -> Tracked:
                 )
             given[name] = replaced(plain(value), Tensor.cpu)
     output = call.output
+    if any(x.dtype != output.dtype for x in call.operands):
+        raise NoBound(f"It casts to {output.dtype} on the way.", "Cast first, by .to(dtype).")
     return placed(call, output, call.func(**given))
 
 
@@ -71,14 +73,14 @@ def copied(call: Call) -> Any:
     output = call.output
     if not output.is_floating_point():
         raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
-    if isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(output.dtype).eps > torch.finfo(x.dtype).eps:
-        own = call.walk.bases[0].dtype
-        if torch.finfo(output.dtype).eps > torch.finfo(own).eps:
+    if is_value(x) and x.is_floating_point():
+        own, to, of = (torch.finfo(dtype) for dtype in (call.walk.bases[0].dtype, output.dtype, x.dtype))
+        if to.eps > max(of.eps, own.eps):
             raise NoBound(
-                f"It rounds {x.dtype} to {output.dtype}, in a network of {own}: a step function.",
+                f"It rounds {x.dtype} to {output.dtype}, in a network of {call.walk.bases[0].dtype}: a step function.",
                 "Give the whole model that dtype (model.to(dtype)), for which certify deducts the rounding.",
             )
-        if isinstance(x, Tracked) and not x.constant:  # back to the arithmetic of the network, one rounding
+        if to.eps > of.eps or to.max < of.max:  # one rounding; large numbers overflow, small ones are lost
             return scaled(call, x, 1.0, call.together(x, ()), call.rounded(1.0))
     codes = x.codes if isinstance(x, Tracked) and not x.constant else torch.zeros((), dtype=torch.float64)
     return placed(call, output, codes.expand(output.shape))

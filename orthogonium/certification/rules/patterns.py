@@ -11,12 +11,13 @@ covers norms, L2 and lp (p = 2) pooling, root mean squares and √(1 + x²), how
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rounding import ULPS
+from orthogonium.certification.rounding import ULPS, underflow, unit_roundoff
 from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound, is_value
 from orthogonium.certification.rules.entrywise import Compared, Sloped
@@ -31,10 +32,16 @@ _SQUARES = ("Squares are not Lipschitz.", "Use abs; roots of sums of squares are
 
 
 class Energy:
-    """Note [Energies]: the form of the root."""
+    """Note [Energies]: the form of the root, and how far the computed energy may be from the exact one of its operands.
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+    Attributes:
+        form: of the root.
+        roundings: relative, in units of the last place.
+        lost: absolute, of an entry, by numbers that underflow.
+    """
+
+    def __init__(self, form: Form, roundings: float, lost: float) -> None:
+        self.form, self.roundings, self.lost = form, roundings, lost
 
 
 class Sign:
@@ -90,7 +97,8 @@ def _energy_of(x: Any) -> Energy | None:
     form = Form()
     for base, w in x.form().items():
         form = form.plus(base.origin.form.scaled(largest(w)))
-    return Energy(form)
+    parts = [base.origin for base in used]
+    return Energy(form, max((e.roundings for e in parts), default=0.0), max((e.lost for e in parts), default=0.0))
 
 
 def _squared(call: Call) -> Jump | None:
@@ -107,7 +115,7 @@ def _squared(call: Call) -> Jump | None:
         if bool((x.codes <= 0).any()) and not torch.equal(_inner(x), _inner(other)):
             return None
         form = x.form()
-    return Jump(*_SQUARES, Energy(form), call.merged(x), form)
+    return Jump(*_SQUARES, Energy(form, 1.0, underflow(call.output.dtype)), call.merged(x), form)
 
 
 def _kept(call: Call, rule: Any) -> Any:
@@ -116,6 +124,7 @@ def _kept(call: Call, rule: Any) -> Any:
     energies = [_energy_of(x) for x in operands]
     first = energies[0]
     assert first is not None
+    tiny = underflow(call.output.dtype)
     if name in _SAME:
         if name in (aten.clamp.default, aten.clamp_min.default):
             low, high = call["min"], call.given.get("max")
@@ -126,16 +135,18 @@ def _kept(call: Call, rule: Any) -> Any:
         alpha = call.given.get("alpha")
         if alpha is not None and alpha < 0:
             return None
-        energy = Energy(Form())
+        form, roundings, lost = Form(), 0.0, 0.0
         for argument, factor in (("self", 1.0), ("other", 1.0 if alpha is None else float(alpha))):
             value = call[argument]
             if is_value(value):
                 own = _energy_of(value)
                 assert own is not None
                 copies = call.output.numel() / max(value.numel(), 1)
-                energy = Energy(energy.form.plus(own.form.scaled(copies * factor)))
+                form = form.plus(own.form.scaled(copies * factor))
+                roundings, lost = max(roundings, own.roundings), lost + factor * own.lost
             elif bool((_inner(value) < 0).any()) or not bool(_inner(value).isfinite().all()):
                 return None
+        energy = Energy(form, roundings + 2, lost + tiny)
     elif name in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
         value, c = (call["self"], call["other"]) if is_value(call["self"]) else (call["other"], call["self"])
         if is_value(c) or (value is not call["self"] and "div" in call.name):
@@ -144,12 +155,14 @@ def _kept(call: Call, rule: Any) -> Any:
         if not bool((factors >= 0).all()) or not bool(factors.isfinite().all()):
             return None
         copies = call.output.numel() / max(value.numel(), 1)
-        energy = Energy(first.form.scaled(copies * float(factors.max()) * (1 + 1e-15)))
+        factor = float(factors.max()) * (1 + 1e-15)
+        energy = Energy(first.form.scaled(copies * factor), first.roundings + 1, factor * first.lost + tiny)
     else:
         weight = _largest_column(call, operands[0])
         if weight is None:
             return None
-        energy = Energy(first.form.scaled(weight))
+        count = operands[0].numel() // call.walk.batch  # terms of a sum, at most
+        energy = Energy(first.form.scaled(weight), first.roundings + count + 1, count * first.lost + tiny)
     effects = rule(call)
     effect = effects if isinstance(effects, Effect) else effects[0]
     return Jump(*_SQUARES, energy, effect.owner, energy.form)
@@ -174,8 +187,12 @@ def _root(call: Call) -> Effect | None:
     energy = _energy_of(call["self"])
     if energy is None:
         return None
-    count = max((len(w) if isinstance(w, Tensor) else 1 for w in energy.form.values()), default=1)
-    return Effect((energy.form,), call.merged(call["self"]), call.rounded(ULPS + count, power=2.0))
+    unit = unit_roundoff(call.output.dtype)
+    own = energy.roundings * unit
+    relative = math.inf if own >= 1 else own / (1 - own)  # of the energy; its root halves it
+    lost = math.sqrt(energy.lost * call.output.numel())
+    local = replace(call.rounded(power=2.0), written=relative + ULPS * unit, lost=lost)
+    return Effect((energy.form,), call.merged(call["self"]), local)
 
 
 def _sign(call: Call) -> Jump | None:
@@ -188,7 +205,7 @@ def _signed(call: Call) -> Jump | None:
     for a, b in ((call["self"], call["other"]), (call["other"], call["self"])):
         sign, energy = _origin(a, Sign), _origin(b, Energy)
         if sign is not None and sign.energy is energy:
-            return Jump(*_SQUARES, energy, call.merged(a, b))
+            return Jump(*_SQUARES, energy, call.merged(a, b), energy.form)
     return None
 
 

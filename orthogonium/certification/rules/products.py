@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def multiplied(call: Call) -> Effect:
             owner = owner.squeeze(axis) if vector and not (right and c.dim() == 2) else owner
             owner = owner.expand(call.output.shape)
         terms.append(x.form().scaled(square(alpha * norm)))
-        local = product_rounding(call, x.shape[axis], alpha * absolute_norm(matrix))
+        # The factor may come before the product or after it.
+        local = product_rounding(call, x.shape[axis], max(alpha, 1.0) * absolute_norm(matrix))
         if (
             right
             and x.dim() == 2
@@ -60,12 +62,23 @@ def multiplied(call: Call) -> Effect:
             origin = Dense(alpha * c.detach().cpu().double().T, x.form().bound)
         operands.append(x)
     added = call["self"] if call.func in _ADDS else None
+    call.check_places(added)
+    if not operands and isinstance(a, Tensor) and isinstance(b, Tensor):
+        local = _constant_product(call, constant_of(a), constant_of(b), alpha)
     if isinstance(added, Tracked) and not added.constant and beta:
         terms.append(call.broadcast(added).scaled(square(beta)))
         operands.append(added)
         owner = call.merged(added) if len(operands) == 1 else _joined(call, owner, added)
     step = layer_step(call, found, (torch.nn.Linear,)) if len(operands) == 1 and alpha == 1 else None
     return Effect(tuple(terms), owner, local, origin, step)
+
+
+def _constant_product(call: Call, a: Tensor, b: Tensor, alpha: float) -> Local:
+    """Rounding where a product of constants is added to a value."""
+    product = (a.detach().double().abs() @ b.detach().double().abs()).expand(call.output.shape)
+    norm = max(alpha, 1.0) * float(torch.linalg.vector_norm(product))
+    one = product_rounding(call, a.shape[-1], norm)
+    return replace(call.rounded(2.0, 1.0), beside=norm, offset=one.read, unit=one.unit)
 
 
 def _joined(call: Call, owner: Tensor | None, other: Tracked) -> Tensor | None:

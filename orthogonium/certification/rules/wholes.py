@@ -140,8 +140,19 @@ def block(call: Any) -> Any:
     factors = product_roundoff(x.dtype, x.device, not dense)
     unit = sum_roundoff(terms, unit_roundoff(x.dtype), factors)
     inside = 2 * a * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) + (skip[0] if skip else 1.0)
-    local = Local(unit * inside, call.rounded(4.0).written, inside, unit=factors)
+    # The bias passes the outer kernel, and may be gone at the output.
+    beside = 2 * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) * _bias_norm(layer, call.output)
+    written = call.rounded(4.0).written
+    local = Local(unit * inside, written, inside, unit=factors, beside=beside, offset=(unit + written) * beside)
     return Effect((x.form().scaled(found.value**2 * (1 + 1e-15)),), owner, local, None, step)
+
+
+def _bias_norm(layer: Any, output: Tensor) -> float:
+    """Norm of the bias of the inner channels, over all pixels."""
+    if layer.bias is None:
+        return 0.0
+    pixels = output[0, 0].numel() if output.dim() > 2 and not isinstance(layer, DenseBlock) else output[0].numel()
+    return math.sqrt(pixels) * float(torch.linalg.vector_norm(layer.bias.detach().double()))
 
 
 def _absolute(kernel: Tensor, layer: Any) -> float:
