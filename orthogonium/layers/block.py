@@ -72,17 +72,17 @@ class DenseBlock(LipschitzBlock):
     residual: bool = True
 
     @as_a_whole
-    def forward(self, input: Tensor) -> Tensor:  # (..., in) → (..., out)
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) → (..., out)
         """Apply the block to vectors."""
-        if input.shape[-1:] != (self.in_features,):
+        if x.shape[-1:] != (self.in_features,):
             raise ShapeError(
-                f"{type(self).__name__} takes vectors (..., {self.in_features}), got shape {tuple(input.shape)}."
+                f"{type(self).__name__} takes vectors (..., {self.in_features}), got shape {tuple(x.shape)}."
             )
         inner, outer, *skip = (kernel.flatten(1) for kernel in self.packing.unpack(self.weight))
-        y = F.linear(self.activation(F.linear(input, inner, self.bias)), outer)
+        y = F.linear(self.activation(F.linear(x, inner, self.bias)), outer)
         if skip:
-            return y + F.linear(input, skip[0])
-        return y + input if self.residual else y
+            return y + F.linear(x, skip[0])
+        return y + x if self.residual else y
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -8,6 +8,7 @@ may take the whole function instead of its operations. For any other tensor the 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,9 +27,12 @@ class Followed(Tensor):
 
 def as_a_whole(fn: Fn) -> Fn:
     """Mark a function of tensors (or a `forward`) as one that is bounded as a whole."""
+    signature = inspect.signature(fn)
 
     @functools.wraps(fn)
-    def taken(*args: Any) -> Any:
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = signature.bind(*args, **kwargs).args
         for x in args:
             if isinstance(x, Followed):
                 result = x.take_whole(taken, args)

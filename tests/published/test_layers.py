@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from orthogonium import layers
 from orthogonium.layers import (
     AdaptiveOrthoConv1d,
     AdaptiveOrthoConv2d,
@@ -82,3 +83,28 @@ def test_centering_by_the_running_mean_is_a_translation_in_training_too():
     assert str(center.guarantee) == "all singular values 1, always (a translation)"
     with pytest.raises(ValueError, match="'batch' or the 'running'"):
         BatchCentering2D(3, subtract="sample")
+
+
+def test_keywords_of_forward():
+    images = torch.randn(1, 4, 4, 4)
+    for activation in (
+        layers.Abs(),
+        layers.SoftHuber(),
+        layers.MaxMin(),
+        layers.HouseHolder(4),
+        layers.HouseHolder_Order_2(4),
+    ):
+        assert torch.equal(activation(z=images), activation(images))
+    blocks = [
+        layers.SDPBasedLipschitzResBlock(4, 2),
+        layers.SLLxAOCLipschitzResBlock(4, 8, 2),
+        layers.AOCLipschitzResBlock(4, 2, 3),
+        layers.BatchCentering2D(4).eval(),
+        layers.LayerCentering2D(4),
+        layers.ChannelShuffle(2, 2),
+        layers.AdditiveResidual(nn.Identity()),
+    ]
+    for block in blocks:
+        assert torch.equal(block(x=images), block(images))
+    dense = layers.SDPBasedLipschitzDense(4, 4, 8)
+    assert torch.equal(dense(x=images[..., 0, :]), dense(images[..., 0, :]))

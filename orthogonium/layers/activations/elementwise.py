@@ -60,9 +60,9 @@ class Abs(nn.Module):
 
     guarantee = ISOMETRY
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return absolute(x)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return absolute(z)
 
 
 class SoftHuber(nn.Module):
@@ -87,9 +87,9 @@ class SoftHuber(nn.Module):
             raise ParameterError(f"SoftHuber needs a positive width: got delta={delta}. For delta → 0 use Abs.")
         self.delta = delta
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return soft_huber(x, self.delta)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return soft_huber(z, self.delta)
 
     def extra_repr(self) -> str:
         """The width."""
@@ -139,9 +139,9 @@ class NActivation(nn.Module):
             self.thresholds.zero_()
             self.thresholds[::2, 0] = -1
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return n_activation(x, self.thresholds, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return n_activation(z, self.thresholds, self.axis)
 
     def extra_repr(self) -> str:
         """Channels, and the axis when it is not the default."""
@@ -167,9 +167,9 @@ class CReLU(nn.Module):
         super().__init__()
         self.axis = axis
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Twice the size of `x` along the axis."""
-        return concatenated_relu(x, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Twice the size of `z` along the axis."""
+        return concatenated_relu(z, self.axis)
 
     def extra_repr(self) -> str:
         """Arguments that are not the default."""

@@ -138,9 +138,9 @@ class HouseHolder(_HouseHolder):
         """θ = π/2."""
         nn.init.constant_(self.theta, math.pi / 2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return householder(x, self.theta, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return householder(z, self.theta, self.axis)
 
 
 class HouseHolder_Order_2(_HouseHolder):  # the published name
@@ -178,6 +178,6 @@ class HouseHolder_Order_2(_HouseHolder):  # the published name
         """Uniform in [0, π]."""
         nn.init.uniform_(self.theta, 0, math.pi)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return householder_order_2(x, self.theta, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return householder_order_2(z, self.theta, self.axis)

@@ -72,9 +72,9 @@ class MaxMin(nn.Module):
         super().__init__()
         self.axis = axis
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return max_min(x, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return max_min(z, self.axis)
 
     def extra_repr(self) -> str:
         """Arguments that are not the default."""
@@ -95,9 +95,9 @@ class ReLUMaxMin(MaxMin):
     True
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return relu_max_min(x, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return relu_max_min(z, self.axis)
 
 
 class GroupSort(nn.Module):
@@ -123,9 +123,9 @@ class GroupSort(nn.Module):
         self.group_size = group_size
         self.axis = axis
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return group_sort(x, self.group_size, self.axis)
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return group_sort(z, self.group_size, self.axis)
 
     def extra_repr(self) -> str:
         """The group size, and the axis when it is not the default."""
@@ -151,9 +151,9 @@ class FullSort(nn.Module):
         super().__init__()
         self.axis = axis
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`."""
-        return x.sort(dim=positive_axis(x, self.axis, "FullSort")).values
+    def forward(self, z: Tensor) -> Tensor:
+        """Same shape as `z`."""
+        return z.sort(dim=positive_axis(z, self.axis, "FullSort")).values
 
     def extra_repr(self) -> str:
         """Arguments that are not the default."""

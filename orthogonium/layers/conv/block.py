@@ -75,12 +75,12 @@ class ConvBlock(LipschitzBlock):
         return Guarantee("lipschitz", image_sizes=(1,) * self.dims)
 
     @as_a_whole
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Apply the block to an image or a batch of images: `⌈size / stride⌉` outputs on each axis."""
-        check_image(input, self.dims, self.in_channels, type(self).__name__)
-        sizes = input.shape[-self.dims :]
+        check_image(x, self.dims, self.in_channels, type(self).__name__)
+        sizes = x.shape[-self.dims :]
         surplus = [tiled_size(n, s) - n for n, s in zip(sizes, self.stride, strict=True)]
-        x = zero_extend(input, [0] * self.dims, surplus)
+        x = zero_extend(x, [0] * self.dims, surplus)
         inner, outer, *skip = self.packing.unpack(self.weight)
         y = self._convolve(x, inner, self.branches[0], self.bias)
         y = self._convolve(self.activation(y), outer, self.branches[1])
