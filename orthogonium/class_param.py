@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
-
 
 class ClassParam:
     """Partial application that a reader can print, and a log can hold: `ClassParam(nn.Conv2d, bias=False)(3, 8, 3)`.
@@ -32,6 +30,8 @@ class ClassParam:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with the stored arguments and these."""
         if self.fct is None:
+            from torch import nn  # here, so that `orthogonium --help` need not wait for torch
+
             return nn.Identity()
         return self.fct(*args, *self.args[len(args) :], **{**self.kwargs, **kwargs})
 
