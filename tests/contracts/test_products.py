@@ -5,8 +5,8 @@ import torch
 
 from orthogonium.layers import LipschitzConv2d, LipschitzLinear, freeze
 from orthogonium.methods.table import METHODS
-from tests.batched_jacobians import jacobians
 from tests.contracts.test_contracts import layers, make, train_step
+from tests.jacobians import jacobians
 from tests.tf32 import TF32, tf32_allowed
 
 

@@ -20,7 +20,7 @@ from orthogonium.layers import (
     UnitNormLinear,
     freeze,
 )
-from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, DEFAULT_ORTHO_PARAMS
+from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, DEFAULT_ORTHO_PARAMS, EXP_ORTHO_PARAMS
 from tests.processes import run_distributed
 
 
@@ -67,6 +67,20 @@ def test_onnx_asks_for_plain_weights(preset, dynamo, tmp_path):
     with pytest.raises((ExportError, RuntimeError), match=r"freeze\(model\)") as caught:
         torch.onnx.export(layer, (torch.randn(1, 6),), path, dynamo=dynamo, verbose=False)
     assert isinstance(caught.value.__cause__ or caught.value, ExportError)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_computes_exponentials(tmp_path):
+    """They are sums and products."""
+    layer, x, path = (
+        OrthoLinear(6, 4, ortho_params=EXP_ORTHO_PARAMS).eval(),
+        torch.randn(3, 6),
+        str(tmp_path / "model.onnx"),
+    )
+    torch.onnx.export(layer, (x,), path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(output, layer(x).detach().numpy(), atol=1e-5)
 
 
 def _train(model, x, y):

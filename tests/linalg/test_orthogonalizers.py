@@ -115,6 +115,18 @@ def test_cayley_and_exponential_against_their_definitions():
 
 
 @dtypes
+@pytest.mark.parametrize("norm", [1e-9, 1e-3, 1.0, 8.0])
+def test_exponential_against_eigenvectors(norm, dtype):
+    """iA is Hermitian: exp(A) turns its eigenvectors by angles, the largest of which is `norm`."""
+    w = torch.randn(40, 40, dtype=torch.float64)
+    w = (w * norm / torch.linalg.matrix_norm(w - w.mT, 2)).to(dtype)
+    angles, vectors = torch.linalg.eigh(1j * (w - w.mT).to(torch.complex128))
+    expected = (vectors * torch.exp(-1j * angles) @ vectors.mH).real
+    error = torch.linalg.matrix_norm(exponential(w) - expected, 2)
+    assert error <= 40 * (1 + norm) * torch.finfo(dtype).eps  # of 40 eigenvectors, and of A where it is formed
+
+
+@dtypes
 @pytest.mark.parametrize("kappa", [1e2, 1e4, 1e5, 1e6])
 @pytest.mark.parametrize("name", ["cholesky", "qr", "polar"])
 def test_ill_conditioned(name, dtype, kappa):
