@@ -5,7 +5,7 @@ READY := .venv/.ready
 # The versions to install; /dev/null leaves them to pip, for a Python that the pinned ones do not support.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test test-slow test-everywhere fuzz check format docs clean
+.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format docs clean
 .DELETE_ON_ERROR:
 
 # torch goes first and pinned, so that no other package can pull a different build of it.
@@ -24,19 +24,23 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n auto -m slow
 
-# The suite as other machines see it: their instructions, their number of threads, and other samples of the random tests.
-# `make test-everywhere TESTS="tests/linalg tests/methods"` runs a part.
+# The suite as other machines see it: their instructions, their number of threads, other samples of the random tests. Each value
+# occurs in one of three runs (one thread in two of them); `make test-avx2` is one run, TESTS="tests/linalg tests/methods" a part of it.
+# To find which value is to blame, run the test that failed with each of the run's values alone:
+# `ORTHOGONIUM_SEED=1 .venv/bin/python -m pytest "tests/linalg/test_norms.py::test_name[case]"`.
 TESTS ?=
-VARIATIONS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 \
-  ORTHOGONIUM_SEED=0 ORTHOGONIUM_SEED=1 ORTHOGONIUM_SEED=2
+test-everywhere: test-default test-avx2 test-native
 
-# Workers of `-n` have one thread each, so that two threads are tried without workers.
-test-everywhere: $(READY)
-	@for variation in $(VARIATIONS); do \
-	  workers="-n auto"; test $$variation = OMP_NUM_THREADS=2 && workers="-p no:xdist"; \
-	  echo "$$variation"; \
-	  env $$variation $(BIN)/python -m pytest $$workers -m "not slow" $(TESTS) || exit 1; \
-	done
+test-default: VALUES := ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 ORTHOGONIUM_SEED=0
+test-avx2: VALUES := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 ORTHOGONIUM_SEED=1
+test-native: VALUES := OMP_NUM_THREADS=1 ORTHOGONIUM_SEED=2
+
+# Workers have one thread each, so that two threads are tried without workers.
+test-default test-native: WORKERS := -n auto
+test-avx2: WORKERS := -p no:xdist
+
+test-default test-avx2 test-native: $(READY)
+	env $(VALUES) $(BIN)/python -m pytest $(WORKERS) -m "not slow" $(TESTS)
 
 # Random modules against a search for their largest quotient: FUZZ="--seed 7 --minutes 5" for another run.
 FUZZ ?= --modules 10000 --seed 0 --minutes 30
