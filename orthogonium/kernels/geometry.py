@@ -51,15 +51,28 @@ class ConvGeometry:
     dilation: tuple[int, ...]
     groups: int
     # Read at every call of a layer, also where compilers trace: not computed on demand.
+    dims: int = field(init=False, repr=False, compare=False)  # number of spatial axes
+    group_in: int = field(init=False, repr=False, compare=False)  # channels of a group
+    group_out: int = field(init=False, repr=False, compare=False)
+    weight_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)  # (out, in/groups, *kernel_size)
     effective_stride: tuple[int, ...] = field(init=False, repr=False, compare=False)  # e of Note [Existence]
     extent: tuple[int, ...] = field(init=False, repr=False, compare=False)  # pixels from the first to the last tap
     is_strided: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         axes = list(zip(self.kernel_size, self.stride, self.dilation, strict=True))
-        object.__setattr__(self, "effective_stride", tuple(min(s // math.gcd(s, d), k) for k, s, d in axes))
-        object.__setattr__(self, "extent", tuple(d * (k - 1) + 1 for k, _, d in axes))
-        object.__setattr__(self, "is_strided", any(s > 1 for s in self.stride))
+        group_in = self.in_channels // self.groups
+        derived = {
+            "dims": len(axes),
+            "group_in": group_in,
+            "group_out": self.out_channels // self.groups,
+            "weight_shape": (self.out_channels, group_in, *self.kernel_size),
+            "effective_stride": tuple(min(s // math.gcd(s, d), k) for k, s, d in axes),
+            "extent": tuple(d * (k - 1) + 1 for k, _, d in axes),
+            "is_strided": any(s > 1 for s in self.stride),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(
@@ -88,26 +101,6 @@ class ConvGeometry:
             to_tuple(dilation, dims, "dilation"),
             groups,
         )
-
-    @property
-    def dims(self) -> int:
-        """Number of spatial axes."""
-        return len(self.kernel_size)
-
-    @property
-    def group_in(self) -> int:
-        """Input channels of a group."""
-        return self.in_channels // self.groups
-
-    @property
-    def group_out(self) -> int:
-        """Output channels of a group."""
-        return self.out_channels // self.groups
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """`(out, in/groups, *kernel_size)`."""
-        return (self.out_channels, self.group_in, *self.kernel_size)
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,13 @@ class OrthoParams:
                 f"{self.orthogonalizer!r}. See the presets of orthogonium.reparametrizers."
             )
 
-    def build(self, weight_shape: tuple[int, ...]) -> Orthogonalization:
-        """The two modules for matrices of one shape, in series."""
-        return Orthogonalization(
-            self.spectral_normalizer(weight_shape=weight_shape), self.orthogonalizer(weight_shape=weight_shape)
-        )
+    def build(self, weight_shape: tuple[int, ...]) -> nn.Module:
+        """The two modules for matrices of one shape, in series; a normalizer that does nothing is left out."""
+        normalizer = self.spectral_normalizer(weight_shape=weight_shape)
+        orthogonalizer = self.orthogonalizer(weight_shape=weight_shape)
+        if type(normalizer) is BatchedIdentity:
+            return orthogonalizer
+        return Orthogonalization(normalizer, orthogonalizer)
 
 
 def check_ortho_params(ortho_params: object) -> None:

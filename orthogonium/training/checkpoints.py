@@ -28,7 +28,7 @@ from orthogonium.models import create_model
 from orthogonium.recipes.recipe import Recipe
 from orthogonium.training.classifier import CHECKPOINT_FORMAT, CHECKPOINT_KEY
 from orthogonium.training.clock import Interrupted
-from orthogonium.training.early_stopping import best_row
+from orthogonium.training.journal import best_row
 from orthogonium.training.run_folder import RunFolder, partial, publish
 
 

@@ -1,4 +1,4 @@
-"""Which epoch is the best so far, and when to stop waiting for a better one."""
+"""When to stop waiting for a better epoch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-
-def best_row(history: list[dict[str, float]], key: str) -> int | None:
-    """Index of the first row with the largest value; None where no row has one."""
-    rows = [i for i, row in enumerate(history) if key in row]
-    return max(rows, key=lambda i: (history[i][key], -i)) if rows else None
+from orthogonium.training.journal import best_row
 
 
 def is_stalled(history: list[dict[str, float]], key: str, patience: int) -> bool:

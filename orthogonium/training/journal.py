@@ -39,6 +39,12 @@ def write_history(path: Path, history: list[dict[str, float]]) -> None:
     publish(path)
 
 
+def best_row(history: list[dict[str, float]], key: str) -> int | None:
+    """Index of the first row with the largest value; None where no row has one."""
+    rows = [i for i, row in enumerate(history) if key in row]
+    return max(rows, key=lambda i: (history[i][key], -i)) if rows else None
+
+
 class Journal(Callback):
     """Ends each epoch with a row of the history, logs steps between, and refuses to go on with a loss that is not finite."""
 

@@ -13,7 +13,8 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers import BatchCentering, MaxMin, OrthoLinear, UnitNormLinear
 from orthogonium.models.input_normalization import InputNormalization
 from orthogonium.training import DivergenceError, LipschitzClassifier, Recipe, fit, load_checkpoint
-from orthogonium.training.early_stopping import best_row, is_stalled
+from orthogonium.training.early_stopping import is_stalled
+from orthogonium.training.journal import best_row
 from tests.training.runs import RECIPE, small_network, train
 
 SHORT = Recipe(epochs=1, batch_size=256, lr=1e-2, eps=(0.25, 0.5))  # 5 steps
