@@ -15,13 +15,13 @@ from torch import Tensor
 from orthogonium.certification.lattice import scale_columns, scale_rows
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.block import DenseBlock, LipschitzBlock
-from orthogonium.layers.conv.block import Branch, ConvBlock
-from orthogonium.layers.conv.padding import tiled_size
+from orthogonium.layers.conv.block import ConvBlock
+from orthogonium.layers.conv.padding import Border, tiled_size
 from orthogonium.spectral import convolution
 from orthogonium.spectral.symbol import phases
 
 Sizes = tuple[int, ...]
-_POINT = Branch((0,), (0,), (1,))
+_POINT = Border("zeros", (0,), (0,), (1,), same=True)
 
 
 class NoBoundError(OrthogoniumError):
@@ -79,27 +79,27 @@ def read_block(block: LipschitzBlock, input_shape: Sizes) -> BlockKernels:
         if len(sizes) != block.dims:
             raise NoBoundError(f"{name} takes images with {block.dims} axes, got a sample of shape {input_shape}.")
         sizes = tuple(tiled_size(n, s) for n, s in zip(sizes, block.stride, strict=True))
-        branches, circular = block.branches, block.padding_mode == "circular"
+        borders, circular = block.borders, block.padding_mode == "circular"
     elif isinstance(block, DenseBlock):
         channels, sizes, groups, dilation = input_shape[-1], (1,), 1, (1,)
-        branches, circular = (_POINT,) * 3, False
+        borders, circular = (_POINT,) * 3, False
         weights = [kernel.flatten(1)[..., None] for kernel in weights]
     else:
         raise NoBoundError(f"{name} is neither a dense nor a convolutional block: its forward is not known.")
     kernels = [
-        Kernel(kernel.unflatten(0, (groups, -1)), branch.left, branch.stride, dilation)
-        for kernel, branch in zip(weights, branches, strict=False)
+        Kernel(kernel.unflatten(0, (groups, -1)), border.left, border.stride, dilation)
+        for kernel, border in zip(weights, borders, strict=False)
     ]
     inner, outer, *skips = kernels
     if not skips and block.residual:
         skips = [_identity(channels, groups, len(sizes))]
     skip = skips[0] if skips else None
-    middle = inner.outputs(sizes, branches[0].right)
-    result = outer.outputs(middle, branches[1].right)
+    middle = inner.outputs(sizes, borders[0].right)
+    result = outer.outputs(middle, borders[1].right)
     _check_channels(name, channels, inner, outer, skip)
     other = result
     if skip is not None:
-        other = skip.outputs(sizes, branches[2].right) if len(kernels) > 2 else sizes
+        other = skip.outputs(sizes, borders[2].right) if len(kernels) > 2 else sizes
     if other != result or min(middle + result) < 1:
         raise NoBoundError(f"{name}: the two branches give images of {result} and {other} pixels. Look at its padding.")
     aligned = skip is None or _product(inner.stride, outer.stride) == skip.stride

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from orthogonium.errors import GeometryError
@@ -73,6 +73,15 @@ class ConvGeometry:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+
+    def then(self, outer: ConvGeometry) -> ConvGeometry:
+        """The geometry of `outer ∘ inner` as one convolution; this inner one has stride 1."""
+        size = tuple(k + n - 1 for k, n in zip(self.kernel_size, outer.kernel_size, strict=True))
+        return replace(outer, in_channels=self.in_channels, kernel_size=size)
+
+    def adjoint(self) -> ConvGeometry:
+        """The geometry of the adjoint, for stride 1."""
+        return replace(self, in_channels=self.out_channels, out_channels=self.in_channels)
 
     @classmethod
     def of(

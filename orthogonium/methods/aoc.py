@@ -24,7 +24,7 @@ from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.bcop.inverse import decompose
 from orthogonium.methods.bcop.kernel import compose, count_bases, rotation
-from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.kernel import ConvKernel, Device, Raw
 
 
 class OrthogonalKernel(ConvKernel):
@@ -45,6 +45,8 @@ class OrthogonalKernel(ConvKernel):
         self.has_rko = plan.method != "bcop"
         # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is none.
         self.rotate = plan.method == "bcop" or (plan.method == "rko ⊛ bcop" and not self.rows)
+        # BCOP multiplies the kernel from the left: its adjoint, where rows are to be orthonormal or there are fewer of them.
+        self.on_adjoint = self.rows if self.has_rko else co < ci
         # Side of the projectors, and the other side of the kernel they are applied to.
         self.channels, self.columns = (max(ci, co), min(ci, co)) if not self.has_rko else (plan.inner_channels, ci)
         self.raw_shapes: list[tuple[int, ...]] = []
@@ -61,9 +63,7 @@ class OrthogonalKernel(ConvKernel):
         self.dense_first = not self.has_rko and co >= ci
         self.factor_count = self._count_factors()
 
-    def initial(
-        self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, ...]:
+    def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
         """Random orthonormal bases and a random orthogonal matrix."""
         return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.raw_shapes)
 
@@ -80,7 +80,7 @@ class OrthogonalKernel(ConvKernel):
         if plan.method == "rko ⊛ bcop" and not self.rows:
             return super().invert(weight)  # type: ignore[return-value]  # raises: neither factor is unique
         kernel = weight.reshape(g.groups, g.group_out, *weight.shape[1:])
-        if self.rows if self.has_rko else g.group_out < g.group_in:
+        if self.on_adjoint:
             kernel = kernel.transpose(1, 2)
         bases, rest = decompose(kernel, tuple(k - 1 for k in plan.bcop_size), self.rotate)
         matrix = (rest.transpose(1, 2).reshape(self.raw_shapes[-1]),) if self.has_rko else ()
@@ -88,18 +88,16 @@ class OrthogonalKernel(ConvKernel):
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""
-        geometry = self.geometry
+        shape = self.geometry.weight_shape
         rko = self._rko(raw[-1]) if self.has_rko else None
         if rko is not None and not self.has_bcop:
-            return rko.reshape(geometry.weight_shape)
-        # x is (g, c, m, *taps), with orthonormal columns at each frequency: of the adjoint, where rows are orthonormal.
-        x = rko.transpose(1, 2) if rko is not None and self.rows else None
-        x = compose(self.orthonormalize(raw[0]), self.plan.bcop_size, x, self.columns)
-        if self.rows if self.has_rko else geometry.group_out < geometry.group_in:
-            return x.transpose(1, 2).reshape(geometry.weight_shape)
-        if rko is not None:
-            return block_conv(x.flatten(0, 1), rko.flatten(0, 1), groups=geometry.groups)
-        return x.reshape(geometry.weight_shape)
+            return rko.reshape(shape)
+        start = None if rko is None or self.rotate else rko.transpose(1, 2)
+        # (g, c, m, *taps), with orthonormal columns at each frequency
+        x = compose(self.orthonormalize(raw[0]), self.plan.bcop_size, start, self.columns)
+        if rko is not None and self.rotate:
+            return block_conv(x.flatten(0, 1), rko.flatten(0, 1), groups=self.geometry.groups)
+        return (x.transpose(1, 2) if self.on_adjoint else x).reshape(shape)
 
     def _rko(self, raw: Tensor) -> Tensor:  # → (g, out, inner, *e)
         shape = (self.geometry.groups, self.geometry.group_out, self.plan.inner_channels, *self.plan.rko_size)

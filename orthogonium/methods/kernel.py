@@ -12,6 +12,7 @@ from orthogonium.errors import ConstraintError
 from orthogonium.kernels import ConvGeometry
 
 Device = torch.device | str | None
+Raw = tuple[Tensor, ...]  # raw parameters
 INSTEAD = (
     "Load the state_dict of a layer of the same sizes, draw a random weight by `layer.reset_parameters()`, or "
     "remove the constraint: `torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')`."

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
-from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.spectral import Matrix
 
 
@@ -41,9 +41,7 @@ class ReshapedKernel(ConvKernel):
         self.smallest = float(seen == 1 and (rows or geometry.effective_stride == geometry.stride))
         self.orthogonalize = ortho_params.build(self.raw_shape)
 
-    def initial(
-        self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, ...]:
+    def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
         """A random orthogonal matrix."""
         return (random_orthogonal(self.raw_shape, device, dtype, generator),)
 

@@ -50,8 +50,7 @@ class ResidualKernels(Kernels):
     def __init__(self, geometry: ConvGeometry) -> None:
         super().__init__()
         self.geometry = geometry
-        inner, channels, groups = geometry.out_channels, geometry.in_channels, geometry.groups
-        self.shapes = geometry.weight_shape, (channels, inner // groups, *geometry.kernel_size)
+        self.shapes = geometry.weight_shape, geometry.adjoint().weight_shape
 
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
         """W and U, both `(inner, channels/g, *k)`."""

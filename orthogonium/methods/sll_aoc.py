@@ -11,6 +11,8 @@ Note [Fusion]
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -32,21 +34,9 @@ class FusedKernels(Kernels):
         super().__init__()
         self.residual, self.pre, self.post = residual, pre, post
         core, last = residual.geometry, post.geometry
-        first_in, first_size = (
-            (core.in_channels, (1,) * core.dims)
-            if pre is None
-            else (pre.geometry.in_channels, pre.geometry.kernel_size)
-        )
-        groups = core.groups
-
-        def shape(out: int, inputs: int, *sizes: tuple[int, ...]) -> tuple[int, ...]:
-            return (out, inputs // groups, *(sum(axis) - len(sizes) + 1 for axis in zip(*sizes, strict=True)))
-
-        self.shapes = (
-            shape(core.out_channels, first_in, first_size, core.kernel_size),
-            shape(last.out_channels, core.out_channels, core.kernel_size, last.kernel_size),
-            shape(last.out_channels, first_in, first_size, last.kernel_size),
-        )
+        one_tap = replace(core, out_channels=core.in_channels, kernel_size=(1,) * core.dims)
+        first = one_tap if pre is None else pre.geometry
+        self.shapes = tuple(g.weight_shape for g in (first.then(core), core.adjoint().then(last), first.then(last)))
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Those of the parts: pre, post, block."""

@@ -28,7 +28,7 @@ from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
 from orthogonium.kernels.dominance import dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, random_orthogonal
-from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.sll import split_scale
 
 
@@ -70,9 +70,7 @@ class SkewExponentialKernel(ConvKernel):
         """With the size of the exponential: Note [Sizes]."""
         return replace(self.geometry, kernel_size=self.kernel_size)
 
-    def initial(
-        self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, ...]:
+    def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
         """Normal taps of variance 1/c, which the scaling brings close to norm 1, and a random orthogonal matrix."""
         source = device if generator is None else generator.device
         wide = torch.promote_types(dtype, torch.float32)

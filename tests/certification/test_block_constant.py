@@ -6,6 +6,7 @@ responses, for D that ascend its norm.
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from orthogonium.certification.block_kernels import NoBoundError
 from orthogonium.errors import GuaranteeWarning
 from orthogonium.layers import freeze
 from orthogonium.layers.conv import cpl, sll
-from orthogonium.layers.conv.block import Branch
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.sandwich import SandwichLinear
@@ -219,21 +219,21 @@ def test_nan_parameters():
 def test_one_pixel_off(branch, mode):
     """The offsets count: the same kernels, read elsewhere, are another operator."""
     block = sll.SLLxAOCLipschitzResBlock(2, 3, 2, padding_mode=mode, dtype=torch.float64)
-    wrong = block.branches[branch]
-    moved = Branch(tuple(v + 1 for v in wrong.left), tuple(v - 1 for v in wrong.right), wrong.stride)
-    block.branches = (*block.branches[:branch], moved, *block.branches[branch + 1 :])
+    wrong = block.borders[branch]
+    moved = replace(wrong, left=tuple(v + 1 for v in wrong.left), right=tuple(v - 1 for v in wrong.right))
+    block.borders = (*block.borders[:branch], moved, *block.borders[branch + 1 :])
     true = steepest(block, (2, 4, 6))
     assert 1.05 < true <= block_constant(block, (2, 4, 6), UNIT).value < 3.2
 
 
 def test_convolutions_that_do_not_fit():
     block = sll.SDPBasedLipschitzResBlock(2, 2)
-    first = block.branches[0]
-    block.branches = (Branch((3, 3), first.right, first.stride), block.branches[1])
+    first = block.borders[0]
+    block.borders = (replace(first, left=(3, 3)), block.borders[1])
     with pytest.raises(NoBoundError, match="pixels"):
         block_constant(block, (2, 4, 4), UNIT)
     block = SandwichConv2d(2, 3, 3, 2)
-    block.branches = (block.branches[0], Branch((5, 5), (5, 5), (1, 1)))
+    block.borders = (block.borders[0], replace(first, left=(5, 5), right=(5, 5)))
     with pytest.raises(NoBoundError, match="repeat"):
         block_constant(block, (2, 4, 4), UNIT)
     for shape in [(3, 4, 4), (2, 4)]:

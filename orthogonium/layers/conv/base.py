@@ -16,7 +16,7 @@ from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.execution import execute
-from orthogonium.layers.conv.padding import Border, check_image, tiled_size, zero_extend
+from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size, zero_extend
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constrained, Source, constrain
 from orthogonium.methods.kernel import ConvKernel, Device
@@ -103,8 +103,7 @@ class ConstrainedConv(ConstrainedConvNd):
             return execute(self, input)
         sizes = self._check(input)
         g = self.geometry
-        surplus = [tiled_size(n, s) - n for n, s in zip(sizes, g.stride, strict=True)]
-        y = execute(self, zero_extend(input, [0] * g.dims, surplus))
+        y = execute(self, tile(input, g.stride))
         return y if self.border.same or not g.is_strided else self._crop(y, sizes)
 
     def forward_of_torch(self, input: Tensor, source: Source | None) -> Tensor:

@@ -10,42 +10,23 @@ padding ℓ has `N/s` outputs and needs `extent − s − ℓ` pixels on the rig
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.kernels.algebra import CONV
 from orthogonium.layers.block import LipschitzBlock
-from orthogonium.layers.conv.padding import Border, check_image, tiled_size, wrap, zero_extend
+from orthogonium.layers.conv.padding import Border, check_image, convolve, tile
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Branch:
-    """One convolution of a block: its stride, and the padding that gives one output for each stride."""
-
-    left: Sizes
-    right: Sizes
-    stride: Sizes
-
-    @classmethod
-    def of(cls, extent: Sizes, left: Sizes, stride: Sizes) -> Branch:
-        """Padding of a kernel of this extent (Note [Alignment])."""
-        axes = zip(extent, left, stride, strict=True)
-        return cls(left, tuple(max(x - s - a, 0) for x, a, s in axes), stride)
-
-
-def residual_branches(geometry: ConvGeometry) -> tuple[Branch, Branch]:
-    """A convolution of stride 1 and its adjoint, for images of the same size."""
-    ones = (1,) * geometry.dims
-    left = tuple((x - 1) // 2 for x in geometry.extent)
-    inner = Branch.of(geometry.extent, left, ones)
-    return inner, Branch(inner.right, inner.left, ones)
+def residual_borders(geometry: ConvGeometry, padding_mode: str) -> tuple[Border, Border]:
+    """Of a convolution of stride 1 and its adjoint, for images of the same size."""
+    inner = Border.of(geometry, "same", padding_mode)
+    return inner, inner.adjoint()
 
 
 class ConvBlock(LipschitzBlock):
@@ -59,15 +40,18 @@ class ConvBlock(LipschitzBlock):
     dilation: Sizes
     padding_mode: str
     stride: Sizes  # of the whole block
-    branches: tuple[Branch, ...]  # of A, C and S
+    borders: tuple[Border, ...]  # of A, C and S: Note [Alignment]
 
-    def set_geometry(self, geometry: ConvGeometry, padding_mode: str, branches: tuple[Branch, ...]) -> None:
+    def __init_subclass__(cls, dims: int | None = None) -> None:
+        super().__init_subclass__()
+        cls.dims = dims or cls.dims
+
+    def set_geometry(self, geometry: ConvGeometry, borders: tuple[Border, ...]) -> None:
         """What the forward pass needs to know; `geometry` has the stride, dilation and groups of the block."""
-        self.padding_mode = Border.of(geometry, "same", padding_mode).mode
+        self.borders, self.padding_mode = borders, borders[0].mode
         self.stride, self.dilation, self.groups = geometry.stride, geometry.dilation, geometry.groups
         self.in_channels, self.out_channels = geometry.in_channels, geometry.out_channels
         self.kernel_size = geometry.kernel_size
-        self.branches = branches
 
     @property
     def guarantee(self) -> Guarantee:
@@ -78,25 +62,13 @@ class ConvBlock(LipschitzBlock):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to an image or a batch of images: `⌈size / stride⌉` outputs on each axis."""
         check_image(x, self.dims, self.in_channels, type(self).__name__)
-        sizes = x.shape[-self.dims :]
-        surplus = [tiled_size(n, s) - n for n, s in zip(sizes, self.stride, strict=True)]
-        x = zero_extend(x, [0] * self.dims, surplus)
+        x = tile(x, self.stride)
         inner, outer, *skip = self.packing.unpack(self.weight)
-        y = self._convolve(x, inner, self.branches[0], self.bias)
-        y = self._convolve(self.activation(y), outer, self.branches[1])
+        y = convolve(x, inner, self.bias, self.borders[0], self.dilation, self.groups)
+        y = convolve(self.activation(y), outer, None, self.borders[1], self.dilation, self.groups)
         if skip:
-            return y + self._convolve(x, skip[0], self.branches[2])
+            return y + convolve(x, skip[0], None, self.borders[2], self.dilation, self.groups)
         return y + x if self.residual else y
-
-    def _convolve(self, x: Tensor, kernel: Tensor, branch: Branch, bias: Tensor | None = None) -> Tensor:
-        conv, padding = CONV[self.dims], (0,) * self.dims
-        if self.padding_mode == "circular":
-            x = wrap(x, branch.left, branch.right)
-        elif branch.left == branch.right:
-            padding = branch.left
-        else:
-            x = zero_extend(x, branch.left, branch.right)
-        return conv(x, kernel, bias, branch.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

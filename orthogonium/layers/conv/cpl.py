@@ -6,7 +6,7 @@ import torch
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
-from orthogonium.layers.conv.block import ConvBlock, residual_branches
+from orthogonium.layers.conv.block import ConvBlock, residual_borders
 from orthogonium.layers.slopes import Activation
 from orthogonium.methods.cpl import PotentialKernels
 from orthogonium.methods.kernel import Device
@@ -54,18 +54,14 @@ class CPLConv2d(ConvBlock):
         super().__init__(activation)
         inner = channels if inner_channels is None else inner_channels
         geometry = ConvGeometry.of(self.dims, channels, channels, kernel_size, 1, dilation, groups)
-        self.set_geometry(geometry, padding_mode, residual_branches(geometry))
+        self.set_geometry(geometry, residual_borders(geometry, padding_mode))
         core = ConvGeometry.of(self.dims, channels, inner, kernel_size, 1, dilation, groups)
         self.constrain_weight(PotentialKernels(core, niter), bias, device, dtype)
 
 
-class CPLConv1d(CPLConv2d):
+class CPLConv1d(CPLConv2d, dims=1):
     """`CPLConv2d` in 1 dimension."""
 
-    dims = 1
 
-
-class CPLConv3d(CPLConv2d):
+class CPLConv3d(CPLConv2d, dims=3):
     """`CPLConv2d` in 3 dimensions."""
-
-    dims = 3

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
-from orthogonium.layers.conv.padding import unwrap, wrap, zero_extend
+from orthogonium.kernels.algebra import CONV_TRANSPOSE
+from orthogonium.layers.conv.padding import convolve, pad, unwrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
 from orthogonium.linalg.precision import autocasts, is_exporting
 from orthogonium.methods.aoc import OrthogonalKernel
@@ -87,15 +87,15 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     constraint, raw = source
     kernel: Any = constraint.kernel
 
-    def pad(x: Tensor, axis: int) -> Tensor:  # up to the last window
+    def pad_axis(x: Tensor, axis: int) -> Tensor:  # up to the last window
         left, right = border.left[axis], border.right[axis]
         unused = (x.shape[2] + left + right - g.extent[axis]) % g.stride[axis]
         others = [0] * (x.dim() - 3)
-        return _extend(layer, x, [left, *others], [right - unused, *others])
+        return pad(x, [left, *others], [right - unused, *others], border.mode)
 
     dense, *axes = constraint.factors(raw)
     grouped = x.reshape(-1, g.groups, g.group_in, *x.shape[-g.dims :])
-    y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad)
+    y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad_axis)
     y = standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:]))
     return y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
 
@@ -103,14 +103,8 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
 # ── the weight ──
 
 
-def _extend(layer: Any, x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    return (wrap if layer.border.mode == "circular" else zero_extend)(x, left, right)
-
-
 def _convolve_padded(layer: Any, x: Tensor, source: Source | None) -> Tensor:
-    g, border = layer.geometry, layer.border
-    x = _extend(layer, x, border.left, border.right)
-    return CONV[g.dims](x, layer.weight_of(source), layer.bias, g.stride, 0, g.dilation, g.groups)
+    return convolve(x, layer.weight_of(source), layer.bias, layer.border, layer.dilation, layer.groups)
 
 
 def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Sequence[int]) -> Tensor:

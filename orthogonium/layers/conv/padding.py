@@ -15,8 +15,9 @@ contraction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from operator import add
 from typing import Any, Literal, cast
 
 import torch
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.errors import GeometryError, ShapeError
+from orthogonium.kernels.algebra import CONV
 from orthogonium.kernels.geometry import ConvGeometry, Size, to_tuple
 from orthogonium.layers.whole import as_a_whole
 from orthogonium.linalg.precision import has_values
@@ -33,11 +35,12 @@ PADDING_MODES = ("zeros", "circular")
 
 @dataclass(frozen=True)
 class Border:
-    """The padding of a convolution: a mode, and the pixels added left and right on each axis."""
+    """Where the windows of a convolution lie: their distance, and the pixels added left and right on each axis."""
 
     mode: Literal["zeros", "circular"]
     left: tuple[int, ...]
     right: tuple[int, ...]
+    stride: tuple[int, ...]
     same: bool
 
     @classmethod
@@ -58,7 +61,8 @@ class Border:
             axes = zip(geometry.extent, geometry.stride, strict=True)
             total = [max(x - s, 0) if padding == "same" else 0 for x, s in axes]
             left = tuple(t // 2 for t in total)
-            return cls(mode, left, tuple(t - v for t, v in zip(total, left, strict=True)), padding == "same")
+            right = tuple(t - v for t, v in zip(total, left, strict=True))
+            return cls(mode, left, right, geometry.stride, padding == "same")
         amount = to_tuple(padding, geometry.dims, "padding", minimum=0)
         if mode == "circular":
             for p, extent in zip(amount, geometry.extent, strict=True):
@@ -68,12 +72,21 @@ class Border:
                         f"{geometry.kernel_size}, dilation {geometry.dilation}), so that the layer would expand: needs "
                         "2·padding < dilation·(kernel_size − 1) + 1 on every axis. Use padding='same'."
                     )
-        return cls(mode, amount, amount, False)
+        return cls(mode, amount, amount, geometry.stride, False)
 
     def covers(self, geometry: ConvGeometry) -> bool:
         """Whether every window of a circular image is there, so that an orthogonal kernel gives an orthogonal operator."""
-        axes = zip(self.left, self.right, geometry.extent, geometry.stride, strict=True)
+        axes = zip(self.left, self.right, geometry.extent, self.stride, strict=True)
         return self.mode == "circular" and all(a + b >= x - s for a, b, x, s in axes)
+
+    def then(self, outer: Border) -> Border:
+        """The border of `outer ∘ inner` as one convolution; this inner one has stride 1."""
+        left, right = tuple(map(add, self.left, outer.left)), tuple(map(add, self.right, outer.right))
+        return replace(outer, left=left, right=right)
+
+    def adjoint(self) -> Border:
+        """The border of the adjoint, for stride 1."""
+        return replace(self, left=self.right, right=self.left)
 
 
 def tiled_size(size: int, stride: int) -> int:
@@ -182,6 +195,30 @@ def _unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 unwrap = as_a_whole(_unwrap)
+
+
+def pad(x: Tensor, left: Sequence[int], right: Sequence[int], mode: str) -> Tensor:
+    """Add pixels on both sides of each of the last axes."""
+    return (wrap if mode == "circular" else zero_extend)(x, left, right)
+
+
+def convolve(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, border: Border, dilation: Sequence[int], groups: int
+) -> Tensor:
+    """Convolve an image with its border."""
+    left, right = border.left, border.right
+    amount: Sequence[int] = [0] * len(left)
+    if border.mode == "zeros" and left == right:
+        amount = left  # torch adds these without a copy of the image
+    else:
+        x = pad(x, left, right, border.mode)
+    return CONV[len(left)](x, kernel, bias, border.stride, amount, dilation, groups)
+
+
+def tile(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """Extend images by zeros until the stride divides their size."""
+    sizes = x.shape[-len(strides) :]
+    return zero_extend(x, [0] * len(strides), [tiled_size(n, s) - n for n, s in zip(sizes, strides, strict=True)])
 
 
 def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
-from orthogonium.layers.conv.block import Branch, ConvBlock
+from orthogonium.layers.conv.block import ConvBlock
+from orthogonium.layers.conv.padding import Border
 from orthogonium.layers.slopes import Activation, is_homogeneous
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.kernel import Device
@@ -68,21 +71,17 @@ class SandwichConv2d(ConvBlock):
                 "Set one of them to 1."
             )
         kernels = SandwichKernels(geometry, ortho_params, scaled=bias or not is_homogeneous(self.activation))
-        total = [max(x - s, 0) for x, s in zip(geometry.extent, geometry.stride, strict=True)]
-        inner = Branch.of(geometry.extent, tuple(t // 2 for t in total), geometry.stride)
-        coarse = tuple(d * (k - 1) + 1 for k, d in zip(kernels.coarse_size, geometry.dilation, strict=True))
-        outer = Branch.of(coarse, tuple(x // 2 for x in coarse), (1,) * self.dims)
-        self.set_geometry(geometry, padding_mode, (inner, outer))
+        inner = Border.of(geometry, "same", padding_mode)
+        coarse = Border.of(
+            replace(geometry, kernel_size=kernels.coarse_size, stride=(1,) * self.dims), "same", padding_mode
+        )
+        self.set_geometry(geometry, (inner, coarse.adjoint()))
         self.constrain_weight(kernels, bias, device, dtype)
 
 
-class SandwichConv1d(SandwichConv2d):
+class SandwichConv1d(SandwichConv2d, dims=1):
     """`SandwichConv2d` in 1 dimension."""
 
-    dims = 1
 
-
-class SandwichConv3d(SandwichConv2d):
+class SandwichConv3d(SandwichConv2d, dims=3):
     """`SandwichConv2d` in 3 dimensions."""
-
-    dims = 3

@@ -13,7 +13,8 @@ import torch
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.base import warn_depthwise
-from orthogonium.layers.conv.block import Branch, ConvBlock, inner_channels, residual_branches
+from orthogonium.layers.conv.block import ConvBlock, inner_channels, residual_borders
+from orthogonium.layers.conv.padding import Border
 from orthogonium.layers.slopes import Activation
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
@@ -61,7 +62,7 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         super().__init__(activation)
         geometry = ConvGeometry.of(self.dims, cin, cin, kernel_size, 1, dilation, groups)
         inner = inner_channels(type(self).__name__, cin, inner_dim_factor, groups)
-        self.set_geometry(geometry, padding_mode, residual_branches(geometry))
+        self.set_geometry(geometry, residual_borders(geometry, padding_mode))
         kernels = SDPKernels(ConvGeometry.of(self.dims, cin, inner, kernel_size, 1, dilation, groups), niter)
         self.constrain_weight(kernels, bias, device, dtype)
 
@@ -132,7 +133,8 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
             None if shift_only else OrthogonalKernel(pre, ortho_params),
             OrthogonalKernel(post, ortho_params),
         )
-        self.set_geometry(geometry, padding_mode, _fused_branches(pre, core, post))
+        first, middle, last = (Border.of(g, "same", padding_mode) for g in (pre, core, post))
+        self.set_geometry(geometry, (first.then(middle), middle.adjoint().then(last), first.then(last)))
         self.constrain_weight(kernels, bias, device, dtype)
 
 
@@ -142,21 +144,6 @@ def _middle_channels(post: ConvGeometry) -> int:
     if post.group_out <= post.group_in * volume or post.effective_stride == post.stride:
         return post.in_channels
     return -(-post.group_out // volume) * post.groups
-
-
-def _fused_branches(pre: ConvGeometry, core: ConvGeometry, post: ConvGeometry) -> tuple[Branch, Branch, Branch]:
-    """Padding of A, C and S, from "same" padding of their factors: `left(A) + left(C) = left(S) + extent(K) − 1`."""
-    ones = (1,) * core.dims
-    p, k = (tuple((x - 1) // 2 for x in g.extent) for g in (pre, core))
-    q = tuple(max(x - s, 0) // 2 for x, s in zip(post.extent, post.stride, strict=True))
-    axes = list(zip(pre.extent, core.extent, post.extent, p, k, q, strict=True))
-    return (
-        Branch.of(tuple(a + x - 1 for a, x, *_ in axes), tuple(lp + lk for *_, lp, lk, _ in axes), ones),
-        Branch.of(
-            tuple(b + x - 1 for _, x, b, *_ in axes), tuple(lq + x - 1 - lk for _, x, _, _, lk, lq in axes), post.stride
-        ),
-        Branch.of(tuple(a + b - 1 for a, _, b, *_ in axes), tuple(lp + lq for *_, lp, _, lq in axes), post.stride),
-    )
 
 
 class AOCLipschitzResBlock(ConvBlock):
@@ -198,41 +185,29 @@ class AOCLipschitzResBlock(ConvBlock):
         kernels = OrthogonalResidual(core, ortho_params)
         if not kernels.orthogonal.trainable:
             warn_depthwise(type(self).__name__, core)
-        self.set_geometry(geometry, padding_mode, residual_branches(geometry))
+        self.set_geometry(geometry, residual_borders(geometry, padding_mode))
         self.constrain_weight(kernels, bias, device, dtype)
 
 
-class SDPBasedLipschitzResBlock1d(SDPBasedLipschitzResBlock):
+class SDPBasedLipschitzResBlock1d(SDPBasedLipschitzResBlock, dims=1):
     """`SDPBasedLipschitzResBlock` in 1 dimension."""
 
-    dims = 1
 
-
-class SDPBasedLipschitzResBlock3d(SDPBasedLipschitzResBlock):
+class SDPBasedLipschitzResBlock3d(SDPBasedLipschitzResBlock, dims=3):
     """`SDPBasedLipschitzResBlock` in 3 dimensions."""
 
-    dims = 3
 
-
-class SLLxAOCLipschitzResBlock1d(SLLxAOCLipschitzResBlock):
+class SLLxAOCLipschitzResBlock1d(SLLxAOCLipschitzResBlock, dims=1):
     """`SLLxAOCLipschitzResBlock` in 1 dimension."""
 
-    dims = 1
 
-
-class SLLxAOCLipschitzResBlock3d(SLLxAOCLipschitzResBlock):
+class SLLxAOCLipschitzResBlock3d(SLLxAOCLipschitzResBlock, dims=3):
     """`SLLxAOCLipschitzResBlock` in 3 dimensions."""
 
-    dims = 3
 
-
-class AOCLipschitzResBlock1d(AOCLipschitzResBlock):
+class AOCLipschitzResBlock1d(AOCLipschitzResBlock, dims=1):
     """`AOCLipschitzResBlock` in 1 dimension."""
 
-    dims = 1
 
-
-class AOCLipschitzResBlock3d(AOCLipschitzResBlock):
+class AOCLipschitzResBlock3d(AOCLipschitzResBlock, dims=3):
     """`AOCLipschitzResBlock` in 3 dimensions."""
-
-    dims = 3

@@ -11,6 +11,7 @@ torch come out all the same if images shall keep theirs (`padding = (k − 1)/2`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -34,55 +35,48 @@ class _SeenPadding:
     def __init__(self, kernel: SkewExponentialKernel, padding: Size | str, padding_to: PaddingTo) -> None:
         if padding_to not in ("series", "kernel"):
             raise ParameterError(f"padding_to is 'series' or 'kernel', got {padding_to!r}.")
-        self.geometry, self.own, self.padding = kernel.geometry, kernel.kernel_size, padding
+        g = self.geometry = kernel.geometry
         order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
-        self.seen = self.geometry.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
+        self.own = kernel.kernel_size
+        self.seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
+        # Pixels that the grown kernel reaches further on each axis, both sides together.
+        self.extra = [d * (own - seen) for own, seen, d in zip(self.own, self.seen, g.dilation, strict=True)]
+        self.padding = padding if isinstance(padding, str) else to_tuple(padding, g.dims, "padding", minimum=0)
 
-    def _extra(self) -> list[int]:
-        """Pixels that the grown kernel reaches further on each axis, both sides together."""
-        axes = zip(self.own, self.seen, self.geometry.dilation, strict=True)
-        return [d * (own - seen) for own, seen, d in axes]
-
-    def _amounts(self) -> tuple[int, ...] | None:
-        """The integers, if there are any."""
-        if isinstance(self.padding, str):
-            return None
-        return to_tuple(self.padding, self.geometry.dims, "padding", minimum=0)
-
-    def _keeps(self, amounts: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    def _keeps(self, padding: Sequence[int], sizes: tuple[int, ...]) -> bool:
         """Whether this is half of what a kernel of these sizes takes away."""
-        return all(2 * p == d * (k - 1) for p, k, d in zip(amounts, sizes, self.geometry.dilation, strict=True))
+        return all(2 * p == d * (k - 1) for p, k, d in zip(padding, sizes, self.geometry.dilation, strict=True))
 
     def of_convolution(self) -> Size | str:
         """Padding of the grown kernel."""
-        amounts = self._amounts()
-        if amounts is None or self._keeps(amounts, self.own):
-            return self.padding
-        if not any(extra % 2 for extra in self._extra()):
-            return tuple(p + extra // 2 for p, extra in zip(amounts, self._extra(), strict=True))
-        if self._keeps(amounts, self.seen):
+        padding = self.padding
+        if isinstance(padding, str) or self._keeps(padding, self.own):
+            return padding
+        if not any(extra % 2 for extra in self.extra):
+            return tuple(p + extra // 2 for p, extra in zip(padding, self.extra, strict=True))
+        if self._keeps(padding, self.seen):
             return "same"
-        raise self._refusal(amounts, "padding='same'")
+        raise self._refusal("padding='same'")
 
     def of_transpose(self, output_padding: Size) -> tuple[Size | str, Size]:
         """Padding and output padding of the grown kernel."""
-        amounts = self._amounts()
-        if amounts is None or self._keeps(amounts, self.own):
-            return self.padding, output_padding
+        padding = self.padding
+        if isinstance(padding, str) or self._keeps(padding, self.own):
+            return padding, output_padding
         given = to_tuple(output_padding, self.geometry.dims, "output_padding", minimum=0)
         own, outputs = [], []
-        for p, extra, o, s in zip(amounts, self._extra(), given, self.geometry.stride, strict=True):
+        for p, extra, o, s in zip(padding, self.extra, given, self.geometry.stride, strict=True):
             if extra % 2 and s == 1:
-                raise self._refusal(amounts, "an odd kernel_size")
+                raise self._refusal("an odd kernel_size")
             output = o if extra % 2 == 0 else o - 1 if o else 1
             own.append(p + (extra + output - o) // 2)
             outputs.append(output)
         return tuple(own), tuple(outputs)
 
-    def _refusal(self, amounts: tuple[int, ...], remedy: str) -> GeometryError:
+    def _refusal(self, remedy: str) -> GeometryError:
         return GeometryError(
             f"The kernel of size {self.geometry.kernel_size} grows to {self.own} (a skew kernel has odd sizes): no padding "
-            f"gives the images that {amounts} would give with {self.seen}. Use {remedy}."
+            f"gives the images that {self.padding} would give with {self.seen}. Use {remedy}."
         )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import GeometryError, ParameterError
+from orthogonium.layers.conv.padding import convolve
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
 from orthogonium.layers.sandwich import SandwichLinear
 from orthogonium.linalg import CAYLEY_ORTHO_PARAMS
@@ -17,7 +18,7 @@ from tests.oracle import operator
 def operators(layer, *size):
     """B and Aᵀ of a layer, as matrices from impulse responses: each convolution of the layer by itself."""
     inner, outer = layer.packing.unpack(layer.weight.detach())
-    first, second = layer.branches
+    first, second = layer.borders
     b = operator(_Convolution(layer, inner, first), layer.in_channels, *size)
     coarse = [n // s for n, s in zip(size, layer.stride, strict=True)]
     a = operator(_Convolution(layer, outer, second), layer.out_channels, *coarse)
@@ -25,10 +26,10 @@ def operators(layer, *size):
 
 
 class _Convolution(nn.Module):
-    def __init__(self, layer, kernel, branch):
+    def __init__(self, layer, kernel, border):
         super().__init__()
         self.kernel = nn.Parameter(kernel)
-        self.apply_to = lambda x: layer._convolve(x, kernel, branch)
+        self.apply_to = lambda x: convolve(x, kernel, None, border, layer.dilation, layer.groups)
 
     def forward(self, x):
         return self.apply_to(x)
