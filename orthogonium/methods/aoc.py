@@ -22,8 +22,8 @@ from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
+from orthogonium.methods.bcop.composition import compose, count_bases, rotation
 from orthogonium.methods.bcop.inverse import decompose
-from orthogonium.methods.bcop.kernel import compose, count_bases, rotation
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
 
 

@@ -16,10 +16,10 @@ It reads layers through `geometry_of` and imports no other part of the library, 
 """
 
 from orthogonium.spectral.affine import is_affine
-from orthogonium.spectral.bound import norm_bound
+from orthogonium.spectral.circular import circular_singular_values
 from orthogonium.spectral.definition import check_geometry
+from orthogonium.spectral.enclosure import norm_bound
 from orthogonium.spectral.estimate import lanczos, power_iteration, top_singular_values
-from orthogonium.spectral.fourier import circular_singular_values
 from orthogonium.spectral.geometry import Convolution, convolution, geometry_of
 from orthogonium.spectral.gram import circular_gram_bound, gram_bound
 from orthogonium.spectral.grid import grid_bound

@@ -13,9 +13,9 @@ from torch import Tensor
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.spectral import definition
 from orthogonium.spectral.affine import is_affine
-from orthogonium.spectral.bound import BUDGET, enclosure
+from orthogonium.spectral.circular import circular_reduction, circular_singular_values
+from orthogonium.spectral.enclosure import BUDGET, enclosure
 from orthogonium.spectral.estimate import LinearMap, lanczos
-from orthogonium.spectral.fourier import circular_reduction, circular_singular_values
 from orthogonium.spectral.geometry import LINEAR_LAYERS, Convolution, geometry_of, states_geometry
 from orthogonium.spectral.jacobian import jacobian, steepest_point
 from orthogonium.spectral.operator import Map, as_function, operator_matrix

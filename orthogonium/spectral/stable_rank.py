@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orthogonium.spectral.bound import norm_bound
 from orthogonium.spectral.definition import check_size, frobenius, sides
+from orthogonium.spectral.enclosure import norm_bound
 from orthogonium.spectral.geometry import Convolution
 from orthogonium.spectral.gram import circular_gram_bound, gram_bound
 

@@ -5,8 +5,8 @@ import torch
 
 from orthogonium.legacy.block_ortho_conv import bcop_kernel
 from orthogonium.linalg import cholesky
-from orthogonium.methods.bcop.kernel import compose, count_bases
-from orthogonium.methods.bcop.kernel import rotation as first_columns
+from orthogonium.methods.bcop.composition import compose, count_bases
+from orthogonium.methods.bcop.composition import rotation as first_columns
 
 
 def bases(count, c):

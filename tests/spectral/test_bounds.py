@@ -16,7 +16,7 @@ from orthogonium.spectral import (
     norm_bound,
     unfolding_bound,
 )
-from orthogonium.spectral.bound import enclosure
+from orthogonium.spectral.enclosure import enclosure
 from tests.spectral.zoo import (
     KERNELS,
     WrappedConv,

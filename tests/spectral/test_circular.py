@@ -4,7 +4,7 @@ from torch import nn
 
 from orthogonium.errors import GeometryError
 from orthogonium.spectral import circular_singular_values, convolution
-from orthogonium.spectral.fourier import compress
+from orthogonium.spectral.circular import compress
 from tests.spectral.zoo import CONV, WrappedConv, WrappedConvTranspose, oracle_values
 
 D = torch.float64
