@@ -10,12 +10,18 @@ padding. With `N = s^(-1/2) H s^(-1/2)` the same rule applied to N², in the wei
 operator monotone, so `±N ⪯ diag(r)^(1/2)`, hence `±H ⪯ diag(s·√r)`; and so on: t = s₀ · s₁^(1/2) · s₂^(1/4) ⋯.
 In its new weights N has row sums 1, thus those of N² are at most 1: **each step lowers every entry of t** (or leaves
 it). All kernels in the recursion have norm at most 1, so nothing overflows.
+
+Note [Equal scales]
+For one step and the Gram kernel of K, weights w that are the Perron vector of the matrix of absolute sums make all entries
+of t equal to its eigenvalue: K is scaled as a whole and stays the function it was, up to that factor. A kernel that was
+scaled before (by any weights) has the eigenvalue 1, and is left as it is. For more steps `log w ← log w + ½ log t` goes on
+from there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,10 +60,7 @@ def dominating_diagonal(
     w = half.new_ones(half.shape[1:3]) if weights is None else weights
     t, power = torch.ones_like(w), 1.0
     for step in range(squarings + 1):
-        magnitude = half.abs()
-        later = magnitude[1:].sum(0)
-        sums = magnitude[0] + later + later.mT
-        s = (sums @ w[..., None])[..., 0] / w
+        s = (_absolute_sums(half) @ w[..., None])[..., 0] / w
         s = torch.where(s > tiny, s, torch.ones_like(s))
         t = t * s**power
         if step == squarings:
@@ -67,6 +70,35 @@ def dominating_diagonal(
         grid = [2 * n - 1 for n in sizes]
         half, sizes, sign = hermitian_taps(gram(symmetric_symbol(half, sizes, grid, sign)), grid), grid, 1
     return t
+
+
+def _absolute_sums(half: Tensor) -> Tensor:  # (taps, g, c, c) → (g, c, c)
+    """`Σ_lag |H_ij[lag]|` of a kernel that is given by half of its taps."""
+    magnitude = half.abs()
+    later = magnitude[1:].sum(0)
+    return magnitude[0] + later + later.mT
+
+
+def equal_scales(x: Tensor, niter: int) -> Tensor:  # (g, m, n, *k) → (g, m)
+    """Logarithms of weights for which `group_gram_diagonal` is the same for all channels of a group: Note [Equal scales]."""
+    sizes = [2 * n - 1 for n in x.shape[3:]]
+    x = x / x.abs().amax().clamp_min(torch.finfo(x.dtype).tiny)
+    sums = _absolute_sums(hermitian_taps(gram(symbol(x, sizes)), sizes))
+    q = _balanced(x.new_zeros(sums.shape[:2]), lambda w: (sums @ w[..., None])[..., 0] / w, steps=300)
+    if niter > 1:
+        q = _balanced(q, lambda w: group_gram_diagonal(x, w, niter, x.dtype), steps=30)
+    return q
+
+
+def _balanced(q: Tensor, diagonal: Callable[[Tensor], Tensor], steps: int) -> Tensor:
+    """`q ← q + ½ log t` until all entries of t are the same, but for channels that are zero."""
+    for _ in range(steps):
+        t = diagonal(positive_weights(q))
+        gain = torch.where(t > 0, t, torch.ones_like(t)).log() / 2
+        q = q + gain - gain.mean(-1, keepdim=True)
+        if gain.amax(-1).sub(gain.amin(-1)).max() < 1e-9:
+            break
+    return q
 
 
 def gram_diagonal(

@@ -39,13 +39,14 @@ import math
 import os
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError, ShapeError
+from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.linalg.precision import full_precision, has_values, waits
 from orthogonium.methods.aoc import OrthogonalKernel
@@ -190,6 +191,7 @@ class Constraint(nn.Module):
         return {**self.__dict__, "_kept": None}  # copies and pickles build their own
 
 
+Own = TypeVar("Own", bound=nn.Module)
 Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint and raw parameters
 
 
@@ -252,6 +254,43 @@ class Constrained(nn.Module):
                 fresh = chain[0].kernel.initial(raw[0].device, raw[0].dtype)
                 for parameter, value in zip(raw, fresh if isinstance(fresh, tuple) else (fresh,), strict=True):
                     parameter.copy_(value)
+
+    @classmethod
+    def from_torch(cls: type[Own], layer: nn.Module, *, steps: int = 500, **options: Any) -> Own:
+        """The layer of this class that is closest to a plain one, with its sizes, bias, device and dtype.
+
+        Weights come from a formula where there is one: polar factors of matrices, multiples of the weight for methods that
+        scale. Other kernels are fitted in the direction of the weight, with a line on stderr of what takes more than two
+        seconds. Blocks with an activation inside are fitted to the activation of what the layer gives, on normal inputs. A
+        layer that is already in the set keeps its outputs. What is lost `distance_to` tells.
+
+        Args:
+            layer: an `nn.Linear`, `nn.ConvNd` or `nn.ConvTransposeNd`, constrained or not.
+            steps: of a fit, at most.
+            options: arguments of this class that take the place of those of the layer, and its own.
+
+        >>> from orthogonium.layers import OrthoLinear
+        >>> plain = nn.Linear(6, 4)
+        >>> layer = OrthoLinear.from_torch(plain)
+        >>> u, _, vh = torch.linalg.svd(plain.weight, full_matrices=False)
+        >>> torch.allclose(layer.weight, u @ vh, atol=1e-5), torch.equal(layer.bias, plain.bias)
+        (True, True)
+        """
+        return start_from(cls, layer, steps, options)
+
+    def distance_to(self, layer: nn.Module, up_to_scale: bool = False) -> float:
+        """`‖K − W‖ / ‖W‖` for the weights of this and another layer; or the smallest for all multiples of K.
+
+        Of blocks with an activation inside: that of their outputs and the activated ones of the layer, on normal inputs.
+
+        >>> from orthogonium.layers import OrthoLinear
+        >>> plain = nn.Linear(4, 4)
+        >>> _ = plain.weight.data.copy_(3 * torch.eye(4))
+        >>> layer = OrthoLinear.from_torch(plain)
+        >>> round(layer.distance_to(plain), 4), round(layer.distance_to(plain, up_to_scale=True), 4)
+        (0.6667, 0.0)
+        """
+        return distance(self, layer, up_to_scale)
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return _restore, (parametrize.type_before_parametrizations(self), self.__dict__.copy())

@@ -24,7 +24,9 @@ from orthogonium.kernels import ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.bcop.composition import compose, count_bases, rotation
 from orthogonium.methods.bcop.inverse import decompose
+from orthogonium.methods.bcop.stages import inner_kernel, outer_matrix
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
+from orthogonium.methods.rko import polar_factor, polar_raw
 
 
 class OrthogonalKernel(ConvKernel):
@@ -73,18 +75,41 @@ class OrthogonalKernel(ConvKernel):
         return set(self.plan.bcop_size) <= {1}
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The RKO matrix, the rotation closest to a square one, or the factors of a kernel: Note [Peeling] of `bcop`."""
+        """The RKO matrix, the rotation closest to a square one, or the factors: Note [Peeling], Note [Two stages]."""
         g, plan = self.geometry, self.plan
         if plan.method == "rko":
             return (weight.reshape(self.raw_shapes[-1]),)
         if plan.method == "rko ⊛ bcop" and not self.rows:
-            return super().invert(weight)  # type: ignore[return-value]  # raises: neither factor is unique
+            return tuple(raw.to(weight.dtype) for raw in self._two_stages(weight.double()))
         kernel = weight.reshape(g.groups, g.group_out, *weight.shape[1:])
         if self.on_adjoint:
             kernel = kernel.transpose(1, 2)
         bases, rest = decompose(kernel, tuple(k - 1 for k in plan.bcop_size), self.rotate)
         matrix = (rest.transpose(1, 2).reshape(self.raw_shapes[-1]),) if self.has_rko else ()
         return tuple(raw.to(weight.dtype) for raw in (bases, *matrix))
+
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """Of one matrix the polar factor, or the closest rotation."""
+        if not self.projects:
+            return None
+        if self.plan.method == "rko":
+            return polar_raw(weight.reshape(self.raw_shapes[-1]), self.orthogonalize)
+        bases = self.invert(weight.double())
+        kept = self.orthonormalize(bases[0])
+        return bases if torch.allclose(kept.mT @ kept, bases[0].mT @ bases[0], rtol=0, atol=1e-5) else None
+
+    def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """What peeling makes of the kernel: exact for kernels of the set, and roughly right for others."""
+        return self.invert(weight.double())
+
+    def _two_stages(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/stages.py`."""
+        plan, groups = self.plan, weight.unflatten(0, (self.geometry.groups, -1))
+        inner = torch.stack([inner_kernel(x, plan.inner_channels, plan.rko_size) for x in groups])
+        bases, _ = decompose(inner, tuple(k - 1 for k in plan.bcop_size), self.rotate)
+        stages = compose(bases, plan.bcop_size, None, self.columns)
+        outer = [outer_matrix(x, stage, plan.rko_size) for x, stage in zip(groups, stages, strict=True)]
+        return bases, polar_factor(torch.stack(outer))
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""

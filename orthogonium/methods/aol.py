@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
-from orthogonium.kernels.dominance import check_steps, group_gram_diagonal, positive_weights
+from orthogonium.kernels.dominance import check_steps, equal_scales, group_gram_diagonal, positive_weights
 from orthogonium.linalg import random_orthogonal
 from orthogonium.methods.kernel import ConvKernel, Device
 
@@ -80,9 +80,21 @@ class AlmostOrthogonalKernel(ConvKernel):
         return raw, torch.zeros(g.groups, self.channels, device=device, dtype=dtype)
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The kernel itself, with equal weights."""
+        """The kernel itself, with the weights that make all scales equal: Note [Equal scales] of `kernels/dominance.py`."""
         raw = weight.clone()
-        return (raw,) if self.channels == 1 else (raw, weight.new_zeros(self.geometry.groups, self.channels))
+        if self.channels == 1:
+            return (raw,)
+        side = self._scaled_side(weight.double().unflatten(0, (self.geometry.groups, -1)))
+        return raw, equal_scales(side, self.niter).to(weight.dtype)
+
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """The multiple of the kernel that is in the set."""
+        return self.invert(weight)
+
+    def _scaled_side(self, kernel: Tensor) -> Tensor:  # (g, out, in, *k) → (g, m, n, *k'), of which m is scaled
+        e = self.geometry.effective_stride
+        stacked = stack_phases(kernel, e) if max(e, default=1) > 1 else kernel
+        return stacked if self.rows else stacked.transpose(1, 2)
 
     def build(self, *raw: Tensor) -> Tensor:
         """Rescale the kernel `(out, in/g, *k)`."""
@@ -95,8 +107,7 @@ class AlmostOrthogonalKernel(ConvKernel):
         wide = torch.float64 if raw[0].device.type == "cpu" else dtype  # Note [Kinks]
         precise = (raw[0].to(wide) / unit).unflatten(0, (g.groups, -1))
         weights = positive_weights(raw[1].to(wide)) if len(raw) > 1 else None
-        stacked = stack_phases(precise, e) if max(e, default=1) > 1 else precise
-        t = group_gram_diagonal(stacked if self.rows else stacked.transpose(1, 2), weights, self.niter, dtype)
+        t = group_gram_diagonal(self._scaled_side(precise), weights, self.niter, dtype)
         kernel, scale = precise.to(dtype), t.rsqrt().to(dtype)
         if self.rows:
             factor = scale.view(*scale.shape, 1, *[1] * g.dims)

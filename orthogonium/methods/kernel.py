@@ -14,8 +14,9 @@ from orthogonium.kernels import ConvGeometry
 Device = torch.device | str | None
 Raw = tuple[Tensor, ...]  # raw parameters
 INSTEAD = (
-    "Load the state_dict of a layer of the same sizes, draw a random weight by `layer.reset_parameters()`, or "
-    "remove the constraint: `torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')`."
+    "Make the closest layer of a plain one by `from_torch` (`AdaptiveOrthoConv2d.from_torch(conv)`), load the state_dict of "
+    "a layer of the same sizes, draw a random weight by `layer.reset_parameters()`, or remove the constraint: "
+    "`torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')`."
 )
 
 
@@ -29,6 +30,11 @@ class Kernel(nn.Module):
     shape (`projects`), w itself is the raw parameter and the layer gets what the method makes of it: the weight closest to
     w, or one as good. Elsewhere `invert` recovers a weight that is one of the set (another layer's, a frozen model's), and
     what it finds must build w again, or w is refused.
+
+    Note [Closest]
+    `from_torch` starts a layer from any weight: from `nearest` where there is a formula for the closest kernel of the set (a
+    polar factor) or for the multiple of the weight that is in it (methods that scale), else from a fit that begins at
+    `guess` (Note [Fit] of `fitting.py`).
     """
 
     projects = False  # Note [Assignment]
@@ -45,6 +51,17 @@ class Kernel(nn.Module):
     def invert(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Raw parameters that build `weight`, where the method has such a formula. Note [Assignment]."""
         raise ConstraintError(f"{type(self).__name__} cannot recover its raw parameters from a weight. {INSTEAD}")
+
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """Raw parameters of the kernel closest to `weight`, if there is a formula. Note [Closest]."""
+        return None
+
+    def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Raw parameters to start a fit to `weight` from: random ones, always the same."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            raw = self.initial("cpu", torch.float64)
+        return tuple(t.to(weight.device) for t in (raw if isinstance(raw, tuple) else (raw,)))
 
 
 class ConvKernel(Kernel):

@@ -9,6 +9,7 @@ the convolution 1-Lipschitz.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,6 +24,19 @@ def overlap(geometry: ConvGeometry) -> int:
     """Number of windows that see a pixel at most, `∏⌈k / (s/gcd(s, d))⌉`."""
     axes = zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
     return math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in axes)
+
+
+def polar_factor(matrix: Tensor) -> Tensor:
+    """The orthogonal matrix closest to a matrix, also where its rank is deficient; float64."""
+    u, _, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u @ vh
+
+
+def polar_raw(matrix: Tensor, orthogonalize: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...] | None:
+    """The polar factor as the raw matrix, if the orthogonalizer leaves orthogonal matrices as they are."""
+    polar = polar_factor(matrix)
+    kept = orthogonalize(polar)
+    return (polar,) if torch.allclose(kept, polar, rtol=0, atol=1e-5) else None
 
 
 class ReshapedKernel(ConvKernel):
@@ -53,6 +67,10 @@ class ReshapedKernel(ConvKernel):
         """The matrix that was read as this kernel."""
         return ((weight / self.scale).reshape(self.raw_shape),)
 
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """The polar factor of the matrix."""
+        return polar_raw(weight.reshape(self.raw_shape), self.orthogonalize)
+
 
 class OrthogonalMatrix(Matrix):
     """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
@@ -65,3 +83,7 @@ class OrthogonalMatrix(Matrix):
     def build(self, *raw: Tensor) -> Tensor:
         """The orthogonal matrix that the orthogonalizer makes of the raw one."""
         return self.orthogonalize(raw[0])
+
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """The polar factor."""
+        return polar_raw(weight, self.orthogonalize)

@@ -31,6 +31,10 @@ class Matrix(Kernel):
         """The weight itself."""
         return weight.clone()
 
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """The weight itself, which the norm divides."""
+        return (weight.clone(),)
+
 
 class UnitRows(Matrix):
     """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""

@@ -1,0 +1,196 @@
+"""Constrained layers that start from plain ones: sizes are read off the layer, weights are the closest of the set.
+
+`Constrained.from_torch` and `Constrained.distance_to` are the public names. Note [Closest] of `methods/kernel.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from orthogonium.errors import ConstraintError, ParameterError, ShapeError
+from orthogonium.linalg.precision import full_precision
+from orthogonium.methods.fitting import fit_kernel, log, minimize
+from orthogonium.methods.kernel import Kernels
+
+Layer = TypeVar("Layer", bound=nn.Module)
+_CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+# What some layers call the arguments of torch.
+_OWN_NAMES = {"in_channels": ("cin", "channels"), "out_channels": ("cout",), "in_features": ("features",)}
+_SAMPLES = 512  # vectors or pixels that a block is fitted on
+
+
+def _arguments(layer: Any) -> dict[str, Any]:
+    """The arguments of torch that make a layer like this one."""
+    if isinstance(layer, nn.Linear):
+        sizes: dict[str, Any] = {"in_features": layer.in_features, "out_features": layer.out_features}
+    elif isinstance(layer, nn.modules.conv._ConvNd):
+        sizes = {name: getattr(layer, name) for name in _CONV}
+        if layer.transposed:
+            sizes["output_padding"] = layer.output_padding
+        if hasattr(layer, "skew_kernel_size"):  # of a kernel that has grown: Note [Sizes] of `methods/soc.py`
+            skew: Any = layer
+            axes = zip(skew.skew_kernel_size, skew.geometry.effective_stride, strict=True)
+            sizes |= {"kernel_size": tuple(k + e - 1 for k, e in axes), "order": skew.order}
+    else:
+        raise ParameterError(
+            f"from_torch takes nn.Linear, nn.Conv1d to 3d and their transposes, got {type(layer).__name__}. Networks as a "
+            "whole are converted by orthogonium.convert."
+        )
+    weight: Tensor = layer.weight
+    return {**sizes, "bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}
+
+
+def _construct(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
+    accepted = inspect.signature(cls).parameters
+    unknown = [name for name in options if name not in accepted]
+    if unknown:
+        raise ParameterError(f"{cls.__name__} does not take {', '.join(unknown)}. It takes: {', '.join(accepted)}.")
+    given = {}
+    for name, value in _arguments(layer).items():
+        own = next((n for n in (name, *_OWN_NAMES.get(name, ())) if n in accepted), None)
+        if own is not None:
+            given[own] = value
+    if "padding_to" in accepted:
+        given["padding_to"] = "kernel"  # integers as torch counts them
+    if "inner_dim_factor" in accepted:
+        given["inner_dim_factor"] = 2.0
+    if "inner_dim" in accepted:
+        given["inner_dim"] = layer.out_features
+    made = cls(**{**given, **options})
+    for sizes in (("in_features", "out_features"), ("in_channels", "out_channels")):
+        wanted = [getattr(layer, name, None) for name in sizes]
+        found = [getattr(made, name, None) for name in sizes]
+        if found != wanted and None not in (*found, *wanted):
+            raise ShapeError(
+                f"{cls.__name__} would map {found[0]} → {found[1]}, the layer maps {wanted[0]} → {wanted[1]}."
+            )
+    return made
+
+
+def _embedded(made: Any, layer: Any) -> Tensor:
+    """The weight of the layer amid zeros, where that of the constrained layer is larger."""
+    weight: Tensor = layer.weight.detach()
+    shape = made.weight.shape
+    if weight.shape == shape:
+        return weight
+    smaller = weight.shape[:2] == shape[:2] and all(a <= b for a, b in zip(weight.shape, shape, strict=True))
+    if not smaller:
+        raise ShapeError(
+            f"{type(made).__name__} has a weight {tuple(shape)}, the layer {tuple(weight.shape)}: it does not fit."
+        )
+    padding: list[int] = []
+    for axis in reversed(range(weight.dim() - 2)):
+        free = shape[2 + axis] - weight.shape[2 + axis]
+        left = layer.padding[axis] if not isinstance(layer.padding, str) else (weight.shape[2 + axis] - 1) // 2
+        before = min(max(made.border.left[axis] // made.dilation[axis] - left // layer.dilation[axis], 0), free)
+        padding += [before, free - before]
+    return F.pad(weight, padding)
+
+
+def start_from(cls: type[Layer], layer: Any, steps: int, options: Mapping[str, Any]) -> Layer:
+    """`cls.from_torch`."""
+    if not isinstance(steps, int) or steps < 0:
+        raise ParameterError(f"from_torch: steps, of a fit, must be an integer of at least 0, got {steps!r}.")
+    made: Any = _construct(cls, layer, options)
+    held = (layer.weight, *([] if layer.bias is None else [layer.bias]))
+    if not all(t.isfinite().all() for t in held):
+        raise ConstraintError("from_torch: the weight or the bias of the layer has entries that are NaN or infinite.")
+    chain: Any = made.parametrizations.weight
+    kernel = chain[0].kernel
+    if _same_raw(made, layer):
+        made.load_state_dict(layer.state_dict())
+    elif isinstance(kernel, Kernels):
+        _fit_block(made, layer, steps)
+    else:
+        weight = _embedded(made, layer).double()
+        raw = kernel.nearest(weight)
+        if raw is None:
+            build: Callable[..., Tensor] = full_precision(kernel.build)
+            raw = fit_kernel(build, weight, kernel.guess(weight), steps, f"fit of {cls.__name__}")
+        _assign(list(chain.parameters(recurse=False)), raw)
+        if made.bias is not None and layer.bias is not None:
+            _assign([made.bias], (layer.bias,))
+    log.info("%s.from_torch: relative distance %.4f", cls.__name__, distance(made, layer, False))
+    return made
+
+
+def _same_raw(made: Any, layer: Any) -> bool:
+    """Whether the layer is constrained in the same way, so that its raw parameters give the same function."""
+    if not parametrize.is_parametrized(layer, "weight") or made.extra_repr() != layer.extra_repr():
+        return False
+    if parametrize.type_before_parametrizations(layer) is not parametrize.type_before_parametrizations(made):
+        return False
+    own, other = made.state_dict(), layer.state_dict()
+    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in other.items()}:
+        return False
+    trial = deepcopy(made)
+    trial.load_state_dict(other)
+    with torch.no_grad():
+        return torch.equal(trial.weight, layer.weight)
+
+
+@torch.no_grad()
+def _assign(parameters: list[Tensor], values: tuple[Tensor, ...]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def distance(made: Any, layer: Any, up_to_scale: bool) -> float:
+    """`Constrained.distance_to`."""
+    with torch.no_grad():
+        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and not hasattr(made, "packing"):
+            target, own = _embedded(made, layer).double(), made.weight.double()
+        else:
+            x = _inputs(layer)
+            target, own = made.activation(layer(x)).double(), made(x).double()
+        scale = (own * target).sum() / own.square().sum() if up_to_scale else 1.0
+        return float((scale * own - target).norm() / target.norm())
+
+
+# ── blocks with an activation inside ──
+
+
+def _inputs(layer: Any) -> Tensor:
+    """Normal inputs, always the same: vectors, or images that the kernel fits in."""
+    weight: Tensor = layer.weight
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(layer, nn.Linear):
+        shape: tuple[int, ...] = (_SAMPLES, layer.in_features)
+    else:
+        axes = zip(layer.dilation, layer.kernel_size, layer.stride, strict=True)
+        size = [max(8, 2 * d * (k - 1), 2 * s) for d, k, s in axes]
+        shape = (max(2, _SAMPLES // math.prod(size)), layer.in_channels, *size)
+    return torch.randn(shape, generator=generator).to(weight)
+
+
+def _fit_block(made: Any, layer: Any, steps: int) -> None:
+    """Raw parameters and bias for which the block does what the activation makes of the layer, on normal inputs."""
+    block = deepcopy(made).double()
+    x = _inputs(layer).double()
+    with torch.no_grad():
+        plain = deepcopy(layer).double()
+        target = block.activation(plain(x))
+        if block(x).shape != target.shape:
+            raise ShapeError(
+                f"{type(made).__name__} maps {tuple(x.shape)} to {tuple(block(x).shape)}, the layer maps it to "
+                f"{tuple(target.shape)}."
+            )
+    norm = target.square().sum()
+    names = [name for name, _ in block.named_parameters()]
+
+    def loss(*values: Tensor) -> Tensor:
+        y = torch.func.functional_call(block, dict(zip(names, values, strict=True)), (x,))
+        return (y - target).square().sum() / norm
+
+    start = [p.detach() for p in block.parameters()]
+    found, _ = minimize(loss, start, steps, f"fit of {type(made).__name__}")
+    _assign(list(made.parameters()), found)
