@@ -17,7 +17,7 @@ _TORCH_MODE = {"zeros": "constant", "circular": "circular", "reflect": "reflect"
 
 
 class _Resampling(nn.Module):
-    """Moves blocks of `∏factor` pixels to channels or back, in any number of dimensions."""
+    """Moves tiles of `∏factor` pixels to channels or back, in any number of dimensions."""
 
     guarantee = Guarantee("orthogonal")
 
@@ -43,14 +43,14 @@ class _Resampling(nn.Module):
 
 
 class InvertibleDownsampling(_Resampling):
-    """Moves each block of pixels into channels: (n, c, h, w) → (n, c·f², h/f, w/f), also for sequences and volumes.
+    """Moves each tile of pixels into channels: (n, c, h, w) → (n, c·f², h/f, w/f), also for sequences and volumes.
 
-    Output channel `c·f² + i·f + j` holds the pixels at offset (i, j) of their block, the order of `nn.PixelUnshuffle`.
+    Output channel `c·f² + i·f + j` holds the pixels at offset (i, j) of their tile, the order of `nn.PixelUnshuffle`.
 
     Guarantee: a permutation of the entries; `inverse()` undoes it.
 
     Args:
-        factor: size of a block, one int for all axes or a tuple; it must divide the size of the input.
+        factor: size of a tile, one int for all axes or a tuple; it must divide the size of the input.
 
     >>> from orthogonium.layers.shape import InvertibleDownsampling
     >>> InvertibleDownsampling(2)(torch.arange(4).reshape(1, 1, 2, 2)).flatten().tolist()
@@ -70,20 +70,20 @@ class InvertibleDownsampling(_Resampling):
                 "Pad the input (IsometricPad) or change the factor."
             )
         split = [part for n, f in zip(x.shape[2:], factors, strict=True) for part in (n // f, f)]
-        blocks = x.reshape(*x.shape[:2], *split)
-        coarse, offset = range(2, blocks.dim(), 2), range(3, blocks.dim(), 2)
-        return blocks.permute(0, 1, *offset, *coarse).flatten(1, 1 + len(factors))
+        tiles = x.reshape(*x.shape[:2], *split)
+        coarse, offset = range(2, tiles.dim(), 2), range(3, tiles.dim(), 2)
+        return tiles.permute(0, 1, *offset, *coarse).flatten(1, 1 + len(factors))
 
 
 class InvertibleUpsampling(_Resampling):
-    """Moves channels into blocks of pixels: (n, c·f², h, w) → (n, c, h·f, w·f).
+    """Moves channels into tiles of pixels: (n, c·f², h, w) → (n, c, h·f, w·f).
 
     The inverse of `InvertibleDownsampling`.
 
     Guarantee: a permutation of the entries; `inverse()` undoes it.
 
     Args:
-        factor: size of a block, one int for all axes or a tuple; the product over axes must divide the channels.
+        factor: size of a tile, one int for all axes or a tuple; the product over axes must divide the channels.
 
     >>> from orthogonium.layers.shape import InvertibleUpsampling
     >>> InvertibleUpsampling(2)(torch.arange(4).reshape(1, 4, 1, 1))
@@ -98,16 +98,16 @@ class InvertibleUpsampling(_Resampling):
     def forward(self, x: Tensor) -> Tensor:
         """More pixels, fewer channels."""
         factors = self._factors(x)
-        dims, block = len(factors), math.prod(factors)
-        if x.shape[1] % block:
+        dims, tile = len(factors), math.prod(factors)
+        if x.shape[1] % tile:
             raise ShapeError(
-                f"InvertibleUpsampling with factor {factors} needs a multiple of {block} channels: got shape "
+                f"InvertibleUpsampling with factor {factors} needs a multiple of {tile} channels: got shape "
                 f"{tuple(x.shape)}."
             )
-        blocks = x.reshape(x.shape[0], x.shape[1] // block, *factors, *x.shape[2:])
+        tiles = x.reshape(x.shape[0], x.shape[1] // tile, *factors, *x.shape[2:])
         interleaved = [axis for i in range(dims) for axis in (2 + dims + i, 2 + i)]
         sizes = [n * f for n, f in zip(x.shape[2:], factors, strict=True)]
-        return blocks.permute(0, 1, *interleaved).reshape(x.shape[0], x.shape[1] // block, *sizes)
+        return tiles.permute(0, 1, *interleaved).reshape(x.shape[0], x.shape[1] // tile, *sizes)
 
 
 def copies(size: int, left: int, right: int, mode: PaddingMode, device: torch.device | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from orthogonium.spectral.symbol import circle_frequencies, phases, symbol
 def circular_reduction(conv: Convolution, size: Sequence[int]) -> Reduction | None:
     """The reduction that keeps the whole spectrum, if padding makes the layer a circular convolution at this size."""
     first = reductions(conv, size)[0]
-    return first if first.exact else None
+    return first if first.same_spectrum else None
 
 
 def circular_singular_values(

@@ -90,7 +90,7 @@ def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: flo
     error = gram_error(kernel)
     upper = upward(root(norm_in_moduli(gram) + error) * reduction.factor, 16)
     lower = torch.zeros_like(upper)
-    if reduction.exact and kernel.shape[1] == _rank(conv, reduction):
+    if reduction.same_spectrum and kernel.shape[1] == _rank(conv, reduction):
         lower = _smallest(gram.detach(), error.detach())
     method = "Gram, 1 step"
     if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(

@@ -40,7 +40,7 @@ class Convolution:
         dilation: d, one per axis.
         padding: (left, right), one pair per axis. There are ⌊(n + left + right − reach)/s⌋ + 1 windows on n pixels, the
             first one `left` pixels before the image.
-        groups: number of independent blocks of channels.
+        groups: number of groups of channels that do not mix.
         padding_mode: "zeros", "circular", "reflect" or "replicate": what the pads are filled with.
         transposed: whether the layer applies the adjoint of the convolution.
         output_padding: transposed only: pixels added at the end, one per axis.
@@ -106,7 +106,7 @@ def convolution(
         stride: of the windows.
         dilation: distance between taps.
         padding: see above.
-        groups: blocks of channels.
+        groups: number of groups of channels.
         padding_mode: one of torch's four.
         transposed: the adjoint is meant.
         output_padding: as in `nn.ConvTransposeNd`.

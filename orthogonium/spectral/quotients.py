@@ -230,13 +230,13 @@ def _ritz(steps: Tensor, moved: Tensor) -> Tensor:  # (m, inputs), (m, outputs) 
     return (share[:, None] * steps).sum(dim=0, keepdim=True)
 
 
-def _block(search: _Search, turn: int) -> Tensor:
+def _stretch(search: _Search, turn: int) -> Tensor:
     """A random direction in one of eight parts of the input: large factors of few entries show there."""
     edges = torch.linspace(0, search.inputs, _BATCH + 1, dtype=torch.float64).long().tolist()
     low, high = edges[turn % _BATCH], edges[turn % _BATCH + 1]
-    block = torch.zeros(1, search.inputs, dtype=torch.float64)
-    block[:, low : max(high, low + 1)] = 1
-    return block * search.normal(1)
+    stretch = torch.zeros(1, search.inputs, dtype=torch.float64)
+    stretch[:, low : max(high, low + 1)] = 1
+    return stretch * search.normal(1)
 
 
 def _climb(search: _Search, start: Tensor, direction: Tensor, length: float, rounds: int) -> None:
@@ -252,7 +252,7 @@ def _climb(search: _Search, start: Tensor, direction: Tensor, length: float, rou
         uphill = torch.zeros_like(x) if back is None else back[1:] - back[:1]
         flat = bool(_norm(uphill) <= 1e-6 * _norm(power))
         there = search.rounded(x + pace * _unit(search.normal(1) if flat else uphill))
-        steps = length * _unit(torch.cat([y - x, power, combined, search.normal(2), _block(search, turn)]))
+        steps = length * _unit(torch.cat([y - x, power, combined, search.normal(2), _stretch(search, turn)]))
         bases = torch.cat([x.expand_as(steps), there])
         ends = search.rounded(bases + torch.cat([steps, steps[1:2]]))
         *_, f_there = f_ends = search.values(torch.cat([ends, there]))

@@ -25,19 +25,19 @@ from orthogonium.spectral.geometry import Convolution
 
 @dataclass(frozen=True)
 class Reduction:
-    """‖layer‖ ≤ factor · ‖convolution of this stride on these circles‖, with equality of all spectra if `exact`.
+    """‖layer‖ ≤ factor · ‖convolution of this stride on these circles‖, with equality of all spectra if `same_spectrum`.
 
     Attributes:
         stride: per axis; may be smaller than the layer's.
         factor: product of the factors of all axes.
         circle: pixels of the circle per axis, a multiple of the stride; None for the infinite line.
-        exact: the layer is this circular convolution up to a permutation of pixels.
+        same_spectrum: the layer is this circular convolution up to a permutation of pixels.
     """
 
     stride: tuple[int, ...]
     factor: float
     circle: tuple[int | None, ...]
-    exact: bool = False
+    same_spectrum: bool = False
 
 
 def reductions(conv: Convolution, size: Sequence[int] | None = None) -> list[Reduction]:
@@ -55,13 +55,13 @@ def reductions(conv: Convolution, size: Sequence[int] | None = None) -> list[Red
     if conv.padding_mode != "circular":
         padded = [image[a] + sum(conv.padding[a]) for a in axes]
         circle = tuple(-(-p // s) * s for p, s in zip(padded, conv.stride, strict=True))
-        exact = all(_windows_tile(conv, a, image[a], windows[a]) for a in axes)
-        return [Reduction(conv.stride, _copies_factor(conv, image), circle, exact)]
+        same = all(_windows_tile(conv, a, image[a], windows[a]) for a in axes)
+        return [Reduction(conv.stride, _copies_factor(conv, image), circle, same)]
     length = [circle_size(conv, image[a], conv.stride[a]) for a in axes]
     stride = tuple(math.gcd(conv.stride[a], length[a]) for a in axes)
     rounds = [-(-((windows[a] - 1) * conv.stride[a] + stride[a]) // length[a]) for a in axes]
-    exact = all(length[a] == image[a] == windows[a] * conv.stride[a] for a in axes)
-    wrapped = Reduction(stride, math.sqrt(math.prod(rounds)), tuple(length), exact)
+    same = all(length[a] == image[a] == windows[a] * conv.stride[a] for a in axes)
+    wrapped = Reduction(stride, math.sqrt(math.prod(rounds)), tuple(length), same)
     if stride == conv.stride:
         return [wrapped]
     return [wrapped, Reduction(conv.stride, _copies_factor(conv, image), (None,) * len(image))]

@@ -130,10 +130,10 @@ def covering_frequencies(
             needed = 1 if k == 1 else math.inf if density == math.inf else math.ceil(density * (k - 1)) + 1
             if math.isinf(min(own, needed)):
                 raise ParameterError("rtol = 0 needs the frequencies of a circle: give the size, or a positive rtol.")
-            exact = own <= needed
+            all_frequencies = own <= needed
             points.append(int(min(own, needed)))
-            multiple.append(multiples[a] if exact else 1)
-            factor *= 1.0 if exact else grid_factor(k, points[-1])
+            multiple.append(multiples[a] if all_frequencies else 1)
+            factor *= 1.0 if all_frequencies else grid_factor(k, points[-1])
         frequencies = Frequencies(tuple(points), tuple(multiple))
         if len(frequencies) <= most or density < 2:
             return frequencies, factor
@@ -176,9 +176,9 @@ def autocorrelation(kernel: Tensor) -> Tensor:
         for a, (t, k) in enumerate(axes):
             ahead = ahead.narrow(3 + a, max(t, 0), k - abs(t))
             behind = behind.narrow(3 + a, max(-t, 0), k - abs(t))
-        block = ahead.flatten(2) @ behind.flatten(2).transpose(1, 2)
-        select(out, [k - 1 + t for t, k in axes]).copy_(block)
-        select(out, [k - 1 - t for t, k in axes]).copy_(block.transpose(1, 2))
+        product = ahead.flatten(2) @ behind.flatten(2).transpose(1, 2)
+        select(out, [k - 1 + t for t, k in axes]).copy_(product)
+        select(out, [k - 1 - t for t, k in axes]).copy_(product.transpose(1, 2))
     return out
 
 

@@ -50,7 +50,7 @@ def test_the_factor_for_every_size_covers_each(mode, k, pad):
 
 def test_which_layers_are_circular_convolutions():
     def exact(size, **geometry):
-        return reductions(convolution(torch.ones(1, 1, 3), **geometry), size)[0].exact
+        return reductions(convolution(torch.ones(1, 1, 3), **geometry), size)[0].same_spectrum
 
     assert exact((5,), padding=1, padding_mode="circular")
     assert exact((6,), padding=3, dilation=3, padding_mode="circular")
