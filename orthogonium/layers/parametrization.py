@@ -63,24 +63,6 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
     return _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
 
 
-class _Source:
-    """What a raw parameter was when a weight was built from it. Note [Eval cache]."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        self.waits = waits(parameter)
-        # The same memory is not given to others while it is referred to here.
-        self.seen = parameter.detach() if self.waits else parameter.detach().clone()
-        self.version = parameter._version if self.waits else 0
-
-    def is_current(self, p: Tensor) -> bool:
-        q = self.seen
-        if p.shape != q.shape or p.dtype != q.dtype or p.device != q.device:
-            return False
-        if self.waits:
-            return p.data_ptr() == q.data_ptr() and p.stride() == q.stride() and p._version == self.version
-        return _same_values(p, q)
-
-
 def standard_strides(x: Tensor) -> Tensor:
     """Axes of size 1 may have any stride and still count as contiguous; torch 2.13 then convolves out of bounds."""
     standard = [math.prod(x.shape[i + 1 :]) for i in range(x.dim())]
@@ -93,15 +75,23 @@ class Kept:
     def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
         # Outside inference mode, so that the version counter of the weight exists.
         with torch.inference_mode(False), torch.no_grad():
-            self.sources = tuple(map(_Source, raw))
-            self.weight = build(tuple(source.seen for source in self.sources))
-        self.version = self.weight._version
+            # Memory that is referred to here is not given to others.
+            self.seen = tuple(p.detach() if waits(p) else p.detach().clone() for p in raw)
+            self.weight = build(self.seen)
+        self.version, self.raw_versions = self.weight._version, [q._version for q in self.seen]
 
     def is_current(self, raw: tuple[Tensor, ...]) -> bool:
-        """Whether the weight is as it was built, from these raw parameters."""
-        return self.weight._version == self.version and all(
-            source.is_current(p) for source, p in zip(self.sources, raw, strict=True)
-        )
+        """Whether the weight is as it was built, from these raw parameters. Note [Eval cache]."""
+        same = map(self._is_same, raw, self.seen, self.raw_versions)
+        return self.weight._version == self.version and all(same)
+
+    @staticmethod
+    def _is_same(p: Tensor, q: Tensor, version: int) -> bool:
+        if p.shape != q.shape or p.dtype != q.dtype or p.device != q.device:
+            return False
+        if waits(p):
+            return p.data_ptr() == q.data_ptr() and p.stride() == q.stride() and p._version == version
+        return _same_values(p, q)
 
 
 class Constraint(nn.Module):

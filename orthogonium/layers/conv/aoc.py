@@ -7,8 +7,6 @@ All of them take the arguments of their torch counterpart, and `ortho_params`. W
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -17,7 +15,7 @@ from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.kernel import Device
 
 
 class Adaptive(ConstrainedConvNd):
@@ -56,8 +54,6 @@ class _Product(Adaptive, metaclass=Part):
 class OrthoConv(ConstrainedConv):
     """Convolutions with `ortho_params`; mixed with what makes the kernel and with a convolution of torch."""
 
-    kernel_of: Callable[..., ConvKernel]
-
     def __init__(
         self,
         in_channels: int,
@@ -80,8 +76,6 @@ class OrthoConv(ConstrainedConv):
 
 class OrthoConvTranspose(ConstrainedConvTranspose):
     """Transposed convolutions with `ortho_params`."""
-
-    kernel_of: Callable[..., ConvKernel]
 
     def __init__(
         self,

@@ -103,8 +103,6 @@ class AOLConvTranspose3d(_AOLConvTranspose, nn.ConvTranspose3d):
     """`AOLConvTranspose2d` in 3 dimensions."""
 
 
+# the published spelling
 AOLConv2D = AOLConv2d
-"""The published spelling."""
-
 AOLConvTranspose2D = AOLConvTranspose2d
-"""The published spelling."""

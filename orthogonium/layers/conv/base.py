@@ -6,7 +6,7 @@ A call checks the images, tiles them with windows, applies the kernel (`executio
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.execution import execute
 from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size, zero_extend
 from orthogonium.layers.guarantee import Guarantee
-from orthogonium.layers.parametrization import Constrained, Source, constrain
+from orthogonium.layers.parametrization import Constrained, constrain
 from orthogonium.methods.kernel import ConvKernel, Device
 
 _KINDS = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
@@ -37,6 +37,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     geometry: ConvGeometry  # of the convolution, or of the one that a transposed layer is the adjoint of
     border: Border
     pads_as_torch: bool
+    kernel_of: Callable[..., ConvKernel]  # what makes the kernel of a geometry, in layers with several
     smallest: float  # what no singular value of the kernel is below, on the infinite lattice
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -105,10 +106,6 @@ class ConstrainedConv(ConstrainedConvNd):
         g = self.geometry
         y = execute(self, tile(input, g.stride))
         return y if self.border.same or not g.is_strided else self._crop(y, sizes)
-
-    def forward_of_torch(self, input: Tensor, source: Source | None) -> Tensor:
-        """What `nn.ConvNd` does with the weight."""
-        return self._conv_forward(input, self.weight_of(source), self.bias)
 
     def _check(self, input: Tensor) -> Sequence[int]:
         g, border = self.geometry, self.border
@@ -193,7 +190,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         y = zero_extend(execute(self, x, padded), [0] * g.dims, [n - t for n, t in zip(sizes, tiled, strict=True)])
         return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
 
-    def forward_of_torch(self, input: Tensor, source: Source | None, output_size: Sequence[int] | None) -> Tensor:
+    def forward_of_torch(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:
         """What `nn.ConvTransposeNd` does with the weight."""
         return super().forward(input, output_size)
 

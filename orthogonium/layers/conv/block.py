@@ -10,6 +10,7 @@ padding ℓ has `N/s` outputs and needs `extent − s − ℓ` pixels on the rig
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -21,12 +22,6 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 
 Sizes = tuple[int, ...]
-
-
-def residual_borders(geometry: ConvGeometry, padding_mode: str) -> tuple[Border, Border]:
-    """Of a convolution of stride 1 and its adjoint, for images of the same size."""
-    inner = Border.of(geometry, "same", padding_mode)
-    return inner, inner.adjoint()
 
 
 class ConvBlock(LipschitzBlock):
@@ -52,6 +47,11 @@ class ConvBlock(LipschitzBlock):
         self.stride, self.dilation, self.groups = geometry.stride, geometry.dilation, geometry.groups
         self.in_channels, self.out_channels = geometry.in_channels, geometry.out_channels
         self.kernel_size = geometry.kernel_size
+
+    def set_residual(self, core: ConvGeometry, padding_mode: str) -> None:
+        """The same for `x + C⋆σ(A⋆x + b)`, where A has the geometry `core` (stride 1) and C that of the adjoint."""
+        inner = Border.of(core, "same", padding_mode)
+        self.set_geometry(replace(core, out_channels=core.in_channels), (inner, inner.adjoint()))
 
     @property
     def guarantee(self) -> Guarantee:

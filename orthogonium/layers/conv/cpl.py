@@ -6,7 +6,7 @@ import torch
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
-from orthogonium.layers.conv.block import ConvBlock, residual_borders
+from orthogonium.layers.conv.block import ConvBlock
 from orthogonium.layers.slopes import Activation
 from orthogonium.methods.cpl import PotentialKernels
 from orthogonium.methods.kernel import Device
@@ -53,9 +53,8 @@ class CPLConv2d(ConvBlock):
     ) -> None:
         super().__init__(activation)
         inner = channels if inner_channels is None else inner_channels
-        geometry = ConvGeometry.of(self.dims, channels, channels, kernel_size, 1, dilation, groups)
-        self.set_geometry(geometry, residual_borders(geometry, padding_mode))
         core = ConvGeometry.of(self.dims, channels, inner, kernel_size, 1, dilation, groups)
+        self.set_residual(core, padding_mode)
         self.constrain_weight(PotentialKernels(core, niter), bias, device, dtype)
 
 

@@ -117,12 +117,12 @@ def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Seque
 
 EXECUTIONS = (
     Execution("factors in turn", _pays_in_turn, _apply_in_turn),
-    Execution(
-        "torch",  # whose padding is the one that is wanted
-        lambda layer, x, source: layer.pads_as_torch,
-        lambda layer, x, source, *sizes: layer.forward_of_torch(x, source, *sizes),
-    ),
     Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),
+    Execution(
+        "torch",
+        lambda layer, x, source: layer.pads_as_torch,
+        lambda layer, x, source, sizes: layer.forward_of_torch(x, sizes),
+    ),
     Execution("folded", lambda layer, x, source: True, _convolve_folded),
 )
 """In the order of preference."""

@@ -13,7 +13,7 @@ import torch
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.base import warn_depthwise
-from orthogonium.layers.conv.block import ConvBlock, inner_channels, residual_borders
+from orthogonium.layers.conv.block import ConvBlock, inner_channels
 from orthogonium.layers.conv.padding import Border
 from orthogonium.layers.slopes import Activation
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
@@ -60,11 +60,10 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(activation)
-        geometry = ConvGeometry.of(self.dims, cin, cin, kernel_size, 1, dilation, groups)
         inner = inner_channels(type(self).__name__, cin, inner_dim_factor, groups)
-        self.set_geometry(geometry, residual_borders(geometry, padding_mode))
-        kernels = SDPKernels(ConvGeometry.of(self.dims, cin, inner, kernel_size, 1, dilation, groups), niter)
-        self.constrain_weight(kernels, bias, device, dtype)
+        core = ConvGeometry.of(self.dims, cin, inner, kernel_size, 1, dilation, groups)
+        self.set_residual(core, padding_mode)
+        self.constrain_weight(SDPKernels(core, niter), bias, device, dtype)
 
 
 SDPBasedLipschitzConv = SDPBasedLipschitzResBlock
@@ -179,13 +178,12 @@ class AOCLipschitzResBlock(ConvBlock):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(activation)
-        geometry = ConvGeometry.of(self.dims, in_channels, in_channels, kernel_size, 1, dilation, groups)
         inner = inner_channels(type(self).__name__, in_channels, inner_dim_factor, groups)
         core = ConvGeometry.of(self.dims, in_channels, inner, kernel_size, 1, dilation, groups)
         kernels = OrthogonalResidual(core, ortho_params)
         if not kernels.orthogonal.trainable:
             warn_depthwise(type(self).__name__, core)
-        self.set_geometry(geometry, residual_borders(geometry, padding_mode))
+        self.set_residual(core, padding_mode)
         self.constrain_weight(kernels, bias, device, dtype)
 
 

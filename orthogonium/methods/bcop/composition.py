@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from orthogonium.methods.bcop.factors import apply_taps, apply_to_kernel, taps_of
+from orthogonium.methods.bcop.factors import apply_taps, apply_to_kernel, multiply_taps, taps_of
 
 _FEW = 128  # channels: Note [Few channels]
 
@@ -65,11 +65,12 @@ def compose(
 def _compose_pairs(bases: Tensor, counts: tuple[int, ...], columns: int) -> Tensor:
     """Note [Few channels]."""
     g, n, r, c = bases.shape
-    taps = taps_of(bases.reshape(g * n // 2, 2, r, c)).unflatten(0, (g, n // 2))
-    first, *axes = taps.split((1, *(count // 2 for count in counts)), 1)
+    taps = taps_of(bases.reshape(g * n // 2, 2, r, c))
+    first, *pairs = zip(*(tap.unflatten(0, (g, -1)).unbind(1) for tap in taps), strict=True)
     identity = torch.eye(c, columns, dtype=bases.dtype, device=bases.device)
-    x = torch.sub(identity, first[:, 0, 1, :, :columns], alpha=2).reshape(g, c, columns, *(1,) * len(counts))
+    x = torch.add(identity, first[1][..., :columns], alpha=-2).reshape(g, c, columns, *(1,) * len(counts))
     for axis in reversed(range(len(counts))):
         if counts[axis]:
-            x = apply_taps(axes[axis].unbind(1), x, axis + 3)
+            own = [pairs.pop() for _ in range(counts[axis] // 2)]
+            x = apply_taps(multiply_taps(own[::-1]), x, axis + 3)
     return x

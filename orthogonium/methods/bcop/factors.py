@@ -27,7 +27,7 @@ from torch import Tensor
 def apply_to_kernel(bases: Tensor, x: Tensor, dim: int) -> Tensor:  # (g, n, r, c), (g, c, m, *t)
     """The product of n factors along an axis of the kernel, times the kernel. Note [Thin or dense]."""
     if bases.shape[1] > 1 and math.prod(x.shape[2:]) > 2 * bases.shape[3]:
-        return apply_taps([taps_of(pair) for pair in bases.split(2, 1)], x, dim)
+        return apply_taps(multiply_taps([taps_of(pair) for pair in bases.split(2, 1)]), x, dim)
     for pair in reversed(bases.split(2, 1)):  # the last factor is applied first
         x = _assemble(_project(pair, x), x, dim)
     return x
@@ -37,7 +37,7 @@ def _assemble(terms: list[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c
     """`Σ_{i<n} zⁱ Z_i + zⁿ (X − Σ Z_i)` along an axis."""
     n, size = len(terms), x.shape[dim]
     terms = [z.reshape(x.shape) for z in terms]
-    last = reduce(torch.sub, terms, x)
+    last = x - reduce(torch.add, terms)
     if size == 1:
         return torch.cat((*terms, last), dim)
     y = F.pad(last, (0, 0) * (x.dim() - 1 - dim) + (n, 0))
@@ -57,39 +57,35 @@ def _project(bases: Tensor, x: Tensor) -> list[Tensor]:  # (g, 1 or 2, r, c)
     m, n = bases.unbind(1)
     above, below = torch.bmm(u, flat).chunk(2, 1)
     inner = torch.bmm(torch.bmm(m, n.mT), below)
-    coordinates = torch.cat((torch.sub(above, inner, alpha=2), below), 1)
+    coordinates = torch.cat((torch.add(above, inner, alpha=-2), below), 1)
     return [torch.bmm(m.mT, inner), torch.bmm(u.mT, coordinates)]
 
 
 # ── dense ──
 
 
-def taps_of(bases: Tensor) -> Tensor:  # (g, 1 or 2, r, c) → (g, 1 or 2, c, c)
-    """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last."""
+def taps_of(bases: Tensor) -> tuple[Tensor, ...]:  # (g, n, r, c) → n of (g, c, c)
+    """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last of one factor, or of two."""
     u = bases.flatten(1, 2)
     total = torch.bmm(u.mT, u)
     if bases.shape[1] == 1:
-        return total[:, None]
+        return (total,)
     m, n = bases.unbind(1)
     product = torch.bmm(m.mT, torch.bmm(torch.bmm(m, n.mT), n))
-    return torch.stack((product, torch.sub(total, product, alpha=2)), 1)
+    return product, torch.add(total, product, alpha=-2)
 
 
-def apply_taps(parts: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:  # (g, n, c, c) each, (g, c, m, *t)
-    """The product of the parts, given by all taps but the last, times the kernel."""
-    return _assemble(_terms(_multiply(parts), x), x, dim)
+def apply_taps(taps: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c, c), (g, c, m, *t)
+    """The product with these taps (all but the last) along an axis of the kernel, times the kernel."""
+    flat = x.flatten(2)
+    return _assemble([torch.bmm(tap, flat) for tap in taps], x, dim)
 
 
-def _terms(taps: Tensor, x: Tensor) -> list[Tensor]:  # (g, n, c, c), (g, c, m, *t) → n of (g, c, T)
-    """The terms `A_i X`: one product."""
-    return list(torch.bmm(taps.flatten(1, 2), x.flatten(2)).unflatten(1, taps.shape[1:3]).unbind(1))
-
-
-def _multiply(parts: Sequence[Tensor]) -> Tensor:
+def multiply_taps(parts: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """All taps but the last of a product, from those of its parts."""
-    taps = parts[-1]
-    for part in reversed(parts[:-1]):
-        identity = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
-        kernel = torch.cat((taps, (identity - taps.sum(1))[:, None]), 1).movedim(1, -1)  # (g, c, c, n+1)
-        taps = _assemble(_terms(part, kernel), kernel, 3)[..., :-1].movedim(-1, 1)
+    *others, taps = parts
+    for part in reversed(others):
+        identity = torch.eye(taps[0].shape[-1], dtype=taps[0].dtype, device=taps[0].device)
+        kernel = torch.stack((*taps, reduce(torch.sub, taps, identity)), -1)  # (g, c, c, n + 1)
+        taps = apply_taps(part, kernel, 3).unbind(-1)[:-1]
     return taps

@@ -36,8 +36,9 @@ def apply_in_turn(
         order.reverse()
     for axis, stacked in order:
         bases = stacked.unbind(1)
-        x = pad(_lead_axis(x, axis), axis)
-        x = _lead_batch(apply_factors(bases[::-1] if dense_first else bases, x, dilation[axis]), axis)
+        x = pad(x.movedim((1, 2, 3 + axis), (0, 1, 2)), axis)  # Note [Layout]
+        x = apply_factors(bases[::-1] if dense_first else bases, x, dilation[axis])
+        x = x.movedim((0, 1, 2), (1, 2, 3 + axis))
     return x if dense_first else convolve_tiles(x, dense)
 
 
@@ -63,16 +64,4 @@ def convolve_tiles(x: Tensor, kernel: Tensor) -> Tensor:  # (n, g, c, *sizes), (
     x = x.permute(1, 2, *(i + 1 for i in places), places[-1], 0, *places[:-1])  # the last axis leads
     sizes = x.shape[2 + len(tile) :]
     y = torch.bmm(kernel.flatten(2), x.reshape(x.shape[0], -1, math.prod(sizes)))
-    return _lead_batch(y.unflatten(2, sizes), len(tile) - 1)
-
-
-def _lead_axis(x: Tensor, axis: int) -> Tensor:  # (n, g, c, *sizes) → (g, c, size, n, *others)
-    """Note [Layout]."""
-    return x.permute(1, 2, 3 + axis, 0, *(i for i in range(3, x.dim()) if i != 3 + axis))
-
-
-def _lead_batch(x: Tensor, axis: int) -> Tensor:
-    """The inverse of `_lead_axis`."""
-    sizes = list(range(4, x.dim()))
-    sizes.insert(axis, 2)
-    return x.permute(3, 0, 1, *sizes)
+    return y.unflatten(2, sizes).movedim((0, 1, 2), (1, 2, 2 + len(tile)))

@@ -341,7 +341,7 @@ def test_other_parametrizations_have_their_say(calls):
 @pytest.mark.parametrize(
     "make_layer,name",
     [
-        (lambda: aoc.AdaptiveOrthoConv2d(4, 4, 3, padding_mode="zeros"), "torch"),
+        (lambda: aoc.AdaptiveOrthoConv2d(4, 4, 3, padding_mode="zeros"), "padded"),
         (lambda: aoc.AdaptiveOrthoConv2d(4, 4, 3, stride=2, padding_mode="zeros"), "padded"),
         (lambda: aoc.AdaptiveOrthoConv2d(4, 4, 3), "padded"),
         (lambda: aoc.AdaptiveOrthoConvTranspose2d(4, 4, 3), "torch"),
