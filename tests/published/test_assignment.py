@@ -93,6 +93,7 @@ RECOVERED = {
     "odd": lambda: AdaptiveOrthoConv2d(7, 7, 3),
     "even kernel": lambda: FastBlockConv2d(8, 8, 2),
     "5×5": lambda: AdaptiveOrthoConv2d(16, 16, 5),
+    "7×7": lambda: AdaptiveOrthoConv2d(8, 8, 7),
     "more outputs": lambda: AdaptiveOrthoConv2d(4, 8, 3),
     "many more outputs": lambda: AdaptiveOrthoConv2d(3, 32, 3),
     "fewer outputs": lambda: AdaptiveOrthoConv2d(8, 4, 3),

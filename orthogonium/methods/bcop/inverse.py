@@ -1,12 +1,10 @@
 """From a kernel back to the projectors that it is made of, where it is such a kernel.
 
 Note [Peeling]
-Of `X = F₁F₂ ⋯ F_n S` with `F = P + (I − P)z` along an axis, the first taps are `P₁ ⋯ P_n S₀`, which lie in the range of P₁,
-and the last ones, L, lie in that of I − P₁. So P₁ projects on the leading eigenvectors of `X₀X₀ᵀ − LLᵀ`, which is positive
-there and negative on the complement: a direction is as sure as the larger of the two makes it, and where neither says
-anything, any will do. The adjoint `X[i] ← P₁X[i] + (I − P₁)X[i + 1]` takes the factor off, and so on for each factor and
-axis. Errors grow from factor to factor (float32 kernels of sizes 3 and 5 are built again to 2e-6, of size 7 not always): all
-of it runs in float64, and what comes out is to be checked by building it.
+Of `X = A(z₁)B(z₂) ⋯ S` the taps along the first axis, all others being columns, are the factors of A times the rest: they
+are found (`factorization.py`) and taken off, then those of the next axis. In float64, and what comes out is to be checked by
+building it: float32 kernels of sizes 3, 5 and 7 are built again to 3e-6. Fewer columns than channels say less, and some
+kernels of size 5 and more cannot be recovered then.
 
 Note [Two reflections]
 A rotation R turns planes: for an eigenvector v of R + Rᵀ with `vᵀRv = cos θ` the span of v and Rv is one, turned by θ.
@@ -17,6 +15,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from orthogonium.methods.bcop.factorization import factorize
 
 _STILL = 1e-7  # sine of an angle below which a plane is taken to be turned by 0 or π
 
@@ -68,18 +68,16 @@ def reflections(rotation: Tensor) -> Tensor:  # (c, c) → (2, ⌊c/2⌋, c)
 def peel(
     x: Tensor,  # (c, m, *taps)
     counts: tuple[int, ...],
+    eps: float,  # precision of the taps
 ) -> tuple[list[Tensor], Tensor]:  # bases (⌊c/2⌋, c), the first axis first, and (c, m, *(taps − counts))
     """Take the factors of each axis off a kernel. Note [Peeling]."""
     bases: list[Tensor] = []
     for axis, count in enumerate(counts, 2):
-        for _ in range(count):
-            length = x.shape[axis] - 1
-            first, last = x.select(axis, 0).flatten(1), x.select(axis, length).flatten(1)
-            u = torch.linalg.eigh(first @ first.mT - last @ last.mT).eigenvectors.mT[(x.shape[0] + 1) // 2 :]
-            here, there = x.narrow(axis, 0, length), x.narrow(axis, 1, length)
-            difference = here - there
-            x = there + (u.mT @ (u @ difference.flatten(1))).view(difference.shape)
-            bases.append(u)
+        if count:
+            taps = x.movedim(axis, 0)
+            found = factorize(taps.flatten(2), count, noise=(eps / 2) ** 2 * x.numel())
+            bases += found.bases
+            x = found.rest.view(-1, *taps.shape[1:]).movedim(0, axis)
     return bases, x
 
 
@@ -91,7 +89,7 @@ def decompose(
     """The bases from which `compose` builds a kernel, and what is left behind them: the inverse of `compose`."""
     bases, rest = [], []
     for x in kernel.double():
-        own, start = peel(x, counts)
+        own, start = peel(x, counts, torch.finfo(kernel.dtype).eps)
         if rotate:
             own = [*reflections(nearest_rotation(start.flatten(1))), *own]
         bases.append(torch.stack(own))
