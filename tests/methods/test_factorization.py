@@ -7,7 +7,7 @@ import torch
 
 from orthogonium.methods.bcop.factorization import factorize
 from orthogonium.methods.bcop.inverse import decompose
-from orthogonium.methods.bcop.kernel import compose
+from orthogonium.methods.bcop.composition import compose
 
 
 def bases_of(*shape):
