@@ -10,19 +10,25 @@ from orthogonium.published import paths as _published_paths
 
 if TYPE_CHECKING:
     from orthogonium.certification import audit, certify, lipschitz_bound
+    from orthogonium.conversion import convert
 
 _published_paths.install()
 
 __version__ = "0.2.0"
-__all__ = ["ClassParam", "__version__", "audit", "certify", "lipschitz_bound"]
+__all__ = ["ClassParam", "__version__", "audit", "certify", "convert", "lipschitz_bound"]
 
-_VERBS = ("audit", "certify", "lipschitz_bound")  # imported when they are first used
+_VERBS = {  # imported when they are first used
+    "audit": "certification",
+    "certify": "certification",
+    "convert": "conversion",
+    "lipschitz_bound": "certification",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _VERBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("orthogonium.certification"), name)
+    return getattr(importlib.import_module(f"orthogonium.{_VERBS[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -82,6 +82,7 @@ from orthogonium.layers.global_pooling import (
 )
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.head import check_last_linear_layer_type
+from orthogonium.layers.joins import ConvexSum, UnitConcat
 from orthogonium.layers.linear import AOLLinear, OrthoLinear, SpectralLinear, UnitNormLinear
 from orthogonium.layers.lipschitz import (
     LipschitzConv1d,
@@ -159,6 +160,7 @@ __all__ = [
     "CReLU",
     "ChannelShuffle",
     "ConcatResidual",
+    "ConvexSum",
     "FastBlockConv1d",
     "FastBlockConv2d",
     "FastBlockConv3d",
@@ -222,6 +224,7 @@ __all__ = [
     "ScaledMaxPool3d",
     "SoftHuber",
     "SpectralLinear",
+    "UnitConcat",
     "UnitNormLinear",
     "check_last_linear_layer_type",
     "conv_orthogonal_",

@@ -49,7 +49,8 @@ def _arguments(layer: Any) -> dict[str, Any]:
     return {**sizes, "bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}
 
 
-def _construct(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
+def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
+    """A layer of this class with the sizes of a plain one, but for `options`; its weights are random."""
     accepted = inspect.signature(cls).parameters
     unknown = [name for name in options if name not in accepted]
     if unknown:
@@ -100,7 +101,7 @@ def start_from(cls: type[Layer], layer: Any, steps: int, options: Mapping[str, A
     """`cls.from_torch`."""
     if not isinstance(steps, int) or steps < 0:
         raise ParameterError(f"from_torch: steps, of a fit, must be an integer of at least 0, got {steps!r}.")
-    made: Any = _construct(cls, layer, options)
+    made: Any = like(cls, layer, options)
     held = (layer.weight, *([] if layer.bias is None else [layer.bias]))
     if not all(t.isfinite().all() for t in held):
         raise ConstraintError("from_torch: the weight or the bias of the layer has entries that are NaN or infinite.")
@@ -153,7 +154,14 @@ def distance(made: Any, layer: Any, up_to_scale: bool) -> float:
             x = _inputs(layer)
             target, own = made.activation(layer(x)).double(), made(x).double()
         scale = (own * target).sum() / own.square().sum() if up_to_scale else 1.0
-        return float((scale * own - target).norm() / target.norm())
+        return float((scale * own - target).norm() / target.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+@torch.no_grad()
+def scale_of(made: Any, layer: Any) -> float:
+    """The multiple of the weight of `made` that comes closest to that of the layer."""
+    target, own = _embedded(made, layer).double(), made.weight.double()
+    return float((own * target).sum() / own.square().sum())
 
 
 # ── blocks with an activation inside ──

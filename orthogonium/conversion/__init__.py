@@ -1,0 +1,6 @@
+"""From torch.nn to 1-Lipschitz: `convert` rebuilds a network of constrained layers and tells what it did."""
+
+from orthogonium.conversion.convert import convert
+from orthogonium.conversion.result import Change, Conversion, Refusal
+
+__all__ = ["Change", "Conversion", "Refusal", "convert"]

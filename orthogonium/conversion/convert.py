@@ -1,0 +1,142 @@
+"""`convert`: the graph of a network, node by node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from orthogonium.certification import lipschitz_bound
+from orthogonium.certification.bound import kind_of_input, sample_shape
+from orthogonium.certification.failures import RefutedError, TraceError, UnboundedError
+from orthogonium.conversion.constrained import Settings
+from orthogonium.conversion.graph import Converter
+from orthogonium.conversion.loose import convert_modules
+from orthogonium.conversion.result import Changes, Conversion, Refusal
+from orthogonium.conversion.tracing import shapes_of, traced
+from orthogonium.errors import ParameterError
+from orthogonium.methods import METHODS
+
+
+def convert(
+    model: nn.Module,
+    input_shape: Sequence[int],
+    method: str = "aoc",
+    *,
+    weights: Literal["new", "keep"] = "new",
+    activation: Literal["maxmin", "keep"] | None = None,
+    padding_mode: Literal["zeros", "circular"] | None = None,
+    lipschitz: float = 1.0,
+    learnable: bool = True,
+    steps: int = 200,
+    **options: Any,
+) -> Conversion:
+    """A network of torch.nn as a 1-Lipschitz one, with a table of what was changed and a bound of the result.
+
+    Convolutions and dense layers become constrained layers of the method; batch normalization becomes centering; ReLU and
+    its like become MaxMin, or stay; pooling is divided by its constant; sums of branches become convex, concatenations get
+    weights of norm 1; a softmax at the end goes. Shapes stay as they are. Strided kernels that cannot be orthogonal get the
+    smallest size that can. What has no bound stays, is listed in `refused`, and the bound of the result tells the truth.
+
+    Args:
+        model: any module from one tensor to one tensor. It is left as it is.
+        input_shape: of one sample, without the batch.
+        method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" takes its place.
+        weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones, with
+            biases, means and gates in the units that this implies, so that the network starts near the one it was.
+        activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their constant
+            where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
+        padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
+        lipschitz: constant of the whole network; its root multiplies input and output.
+        learnable: whether the gates of sums and concatenations are trained.
+        steps: of the fit of each kernel that has no formula, with `weights="keep"`.
+        options: of the layers of the method, such as `niter` or `ortho_params`.
+
+    >>> from orthogonium import convert
+    >>> plain = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
+    >>> found = convert(plain, (1, 4, 4))
+    >>> found.bound < 1.0001, found.refused
+    (True, ())
+    >>> print(found.changes[2].before, "→", found.changes[2].after)
+    ReLU() → MaxMin()
+    """
+    _check(model, method, weights, activation, lipschitz)
+    shape = sample_shape(input_shape)
+    keep = weights == "keep"
+    kind = activation or ("keep" if keep else "maxmin")
+    settings = Settings(method, keep, kind, padding_mode, learnable, steps, options)
+    training = model.training
+    copy = deepcopy(model).eval()
+    graph, reason = traced(copy)
+    if graph is None and keep:
+        raise ParameterError(f"weights='keep' needs the graph of the network. {reason}")
+    if graph is None:
+        changes, refused = convert_modules(copy, shape, settings)
+        refused = [Refusal("(forward)", type(model).__name__, f"{reason} Modules were replaced one by one."), *refused]
+        new: nn.Module = copy
+    else:
+        dtype, device = kind_of_input(copy)
+        shapes_of(graph, torch.zeros(2, *shape, dtype=dtype, device=device))
+        converter = Converter(graph, settings)
+        new = converter.run()
+        changes, refused = converter.changes, converter.refused
+    if lipschitz != 1:
+        new = _Between(new, math.sqrt(lipschitz))
+    bound = _bound(new.eval(), shape, refused)
+    return Conversion(new.train(training), Changes(changes), tuple(refused), bound)
+
+
+class _Between(nn.Module):
+    """A network between two multiplications."""
+
+    def __init__(self, network: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.network, self.factor = network, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The network of multiples."""
+        return self.network(x * self.factor) * self.factor
+
+    def extra_repr(self) -> str:
+        """The factor."""
+        return f"factor={self.factor:.6g}"
+
+
+def _check(model: nn.Module, method: str, weights: str, activation: str | None, lipschitz: float) -> None:
+    if not isinstance(model, nn.Module):
+        raise ParameterError(f"convert takes a module, got {type(model).__name__}.")
+    if method not in METHODS:
+        raise ParameterError(f"There is no method {method!r}. Methods: {', '.join(METHODS)}.")
+    allowed: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+        "weights": (weights, ("new", "keep")),
+        "activation": (activation, ("maxmin", "keep", None)),
+    }
+    for name, (value, values) in allowed.items():
+        if value not in values:
+            raise ParameterError(f"{name} is one of {', '.join(map(repr, values))}: got {value!r}.")
+    if weights == "keep" and METHODS[method].activated:
+        plain = ", ".join(name for name, entry in METHODS.items() if not entry.activated)
+        raise ParameterError(
+            f"Layers of method {method!r} contain their activation, and cannot take over the weight of a plain layer. Keep "
+            f"weights with one of {plain}."
+        )
+    if not (lipschitz > 0 and math.isfinite(lipschitz)):
+        raise ParameterError(f"lipschitz, the constant of the network, must be positive: got {lipschitz}.")
+
+
+def _bound(model: nn.Module, shape: tuple[int, ...], refused: list[Refusal]) -> float:
+    """The certified constant, ∞ if there is none; the causes join those that are known."""
+    try:
+        return lipschitz_bound(model, shape).value
+    except UnboundedError as error:
+        known = {refusal.name for refusal in refused}
+        for node in error.nodes:
+            if not any(node.place == name or node.place.startswith(f"{name}.") for name in known):
+                refused.append(Refusal(node.place, node.operation, f"{node.reason} {node.remedy}".strip()))
+    except (TraceError, RefutedError) as error:
+        refused.append(Refusal("(model)", type(model).__name__, str(error)))
+    return math.inf

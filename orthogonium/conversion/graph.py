@@ -1,0 +1,318 @@
+"""The walk through the graph: each node is left, replaced, or refused, and the unit of its output is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from orthogonium.conversion.constrained import Settings, channel_scale, constrained, folded
+from orthogonium.conversion.functions import CONCATENATIONS, MOVEMENT, SUMS, as_module
+from orthogonium.conversion.modules import BATCH_NORM, RELU_LIKE, CannotConvertError, Place, constant_of, replace
+from orthogonium.conversion.result import Change, Refusal, describe
+from orthogonium.conversion.scaled import Scaled
+from orthogonium.conversion.tracing import shape_of
+from orthogonium.errors import OrthogoniumError
+from orthogonium.layers.joins import ConvexSum, UnitConcat
+from orthogonium.layers.normalization import BatchCentering
+from orthogonium.methods import METHODS
+
+_WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
+
+
+class Converter:
+    """Converts a graph in place."""
+
+    def __init__(self, model: fx.GraphModule, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        self.changes: list[Change] = []
+        self.refused: list[Refusal] = []
+        self.units: dict[fx.Node, float] = {}  # of every value that depends on the input: Note [Units]
+        self._replaced: dict[str, Any] = {}  # of modules that are called again
+        self._folded: dict[
+            int, Tensor | None
+        ] = {}  # normalizations whose scale is in the layer before: bias of that layer
+        self._swallowed: set[fx.Node] = set()  # activations that went into the layer before them
+
+    def run(self) -> fx.GraphModule:
+        """Walk, and make the result a module again."""
+        for node in list(self.model.graph.nodes):
+            if node.op == "placeholder":
+                self.units[node] = 1.0
+            elif node.op not in ("get_attr", "output"):
+                self._visit(node)
+        self.model.graph.lint()
+        self.model.delete_all_unused_submodules()
+        self.model.recompile()
+        return self.model
+
+    def _visit(self, node: fx.Node) -> None:
+        inputs = [n for n in node.all_input_nodes if n in self.units]
+        if not inputs:
+            return  # a constant
+        self.units[node] = self.units[inputs[0]]
+        try:
+            if node.op == "call_module":
+                self._module(node, self.model.get_submodule(str(node.target)))
+            elif (module := as_module(node)) is not None:
+                self._module(node, module)
+            else:
+                self._operation(node, inputs)
+        except OrthogoniumError as error:
+            self._refuse(node, str(error))
+
+    def _refuse(self, node: fx.Node, reason: str) -> None:
+        self.refused.append(Refusal(_name(node), self._describe(node), reason))
+
+    def _describe(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            return describe(self.model.get_submodule(str(node.target)))
+        return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+    # ── modules ──
+
+    def _module(self, node: fx.Node, module: nn.Module) -> None:
+        unit = self.units[node]
+        if node in self._swallowed:
+            self._install(node, nn.Identity(), module, "inside the layer before it")
+        elif node.op == "call_module" and str(node.target) in self._replaced:
+            self.units[node] = unit * self._replaced[str(node.target)]  # a module that was met before
+        elif isinstance(module, _WEIGHTED) and not type(module).__module__.startswith("orthogonium."):
+            self._weighted(node, module, unit)
+        elif isinstance(module, BATCH_NORM):
+            self._batch_norm(node, module, unit)
+        else:
+            result = replace(module, self._place(node), self.settings.activation)
+            if result.module is not None:
+                self._install(node, result.module, module, result.note, per_call=isinstance(module, RELU_LIKE))
+            elif node.op != "call_module" and _is_stateful(module):
+                self._install(node, module, module, "follows train and eval")
+            self._remember(node, result.divided)
+
+    def _remember(self, node: fx.Node, divided: float) -> None:
+        self.units[node] *= divided
+        if node.op == "call_module":
+            self._replaced.setdefault(str(node.target), divided)
+
+    def _place(self, node: fx.Node) -> Place:
+        source = next(n for n in node.all_input_nodes if n in self.units)
+        shape = shape_of(source)
+        if shape is None:
+            raise CannotConvertError("Its input is not a tensor.")
+        at_the_end = all(user.op == "output" for user in node.users)
+        return Place(shape[1:], self.units[source], self._channel_axis(source, len(shape)), at_the_end)
+
+    def _channel_axis(self, node: fx.Node, rank: int) -> int:
+        """The last one behind a dense layer, else the second."""
+        while rank > 2 and node.op.startswith("call"):
+            if node.op == "call_module" and isinstance(self.model.get_submodule(str(node.target)), nn.Linear):
+                return rank - 1
+            before = [n for n in node.all_input_nodes if n in self.units]
+            if not before or shape_of(before[0]) is None or len(shape_of(before[0]) or ()) != rank:
+                break
+            node = before[0]
+        return 1
+
+    def _weighted(self, node: fx.Node, layer: Any, unit: float) -> None:
+        source = next(n for n in node.all_input_nodes if n in self.units)
+        before, after = shape_of(source), shape_of(node)
+        assert before is not None and after is not None
+        norm = self._norm_behind(node) if self.settings.keep else None
+        activation, holder = self._activation_behind(node)
+        plain = layer if norm is None else folded(layer, norm)
+        made = constrained(plain, self.settings, activation, (before[2:], after[2:]))
+        if self.settings.keep and made.layer.bias is not None and plain.bias is not None:
+            with torch.no_grad():
+                made.layer.bias.copy_(plain.bias / (unit * made.scale))  # type: ignore[operator]
+        if made.activated and holder is not None:
+            self._swallowed.add(holder)
+        if norm is not None:
+            self._folded[id(norm)] = layer.bias
+        self._install(node, made.layer, layer, made.note, made.distance)
+        self._remember(node, made.scale)
+
+    def _norm_behind(self, node: fx.Node) -> Any:
+        follower = next(iter(node.users)) if len(node.users) == 1 else None
+        if follower is None or follower.op != "call_module":
+            return None
+        module = self.model.get_submodule(str(follower.target))
+        return module if isinstance(module, BATCH_NORM) else None
+
+    def _activation_behind(self, node: fx.Node) -> tuple[nn.Module | None, fx.Node | None]:
+        """The activation that alone reads this node, maybe behind a normalization, as a layer may hold it inside."""
+        if not METHODS[self.settings.method].activated:
+            return None, None
+        while len(node.users) == 1:
+            node = next(iter(node.users))
+            module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else as_module(node)
+            if isinstance(module, RELU_LIKE):
+                return nn.ReLU(), node
+            if not isinstance(module, (*BATCH_NORM, BatchCentering)):
+                break
+        return None, None
+
+    def _batch_norm(self, node: fx.Node, norm: Any, unit: float) -> None:
+        held = norm.running_mean
+        kind = {} if held is None else {"device": held.device, "dtype": held.dtype}
+        new = BatchCentering(norm.num_features, norm.momentum, **kind)
+        divided = 1.0
+        if self.settings.keep and norm.running_mean is not None:
+            scale, mean = channel_scale(norm), norm.running_mean
+            if id(norm) in self._folded:
+                bias = self._folded[id(norm)]
+                mean = scale * (mean if bias is None else mean - bias)
+            else:
+                divided = float(scale.square().mean().sqrt()) or 1.0
+            with torch.no_grad():
+                new.running_mean.copy_(mean / unit)
+                if norm.bias is not None and new.bias is not None:
+                    new.bias.copy_(norm.bias / (unit * divided))
+        note = "its scale is in the layer before" if id(norm) in self._folded else "without the division"
+        self._install(node, new, norm, note)
+        self._remember(node, divided)
+
+    # ── operations ──
+
+    def _operation(self, node: fx.Node, inputs: list[fx.Node]) -> None:
+        shape = shape_of(node)
+        values = [n for n in inputs if shape_of(n) is not None]
+        if node.target in CONCATENATIONS and len(values) > 1:
+            self._concatenate(node, values)
+        elif node.target in SUMS and len(values) == 2:
+            self._sum(node, values)
+        elif len(values) > 1:
+            raise CannotConvertError("It combines two values that both depend on the input: a product has no bound.")
+        elif shape is None or node.target in MOVEMENT and not _arithmetic(node):
+            return
+        else:
+            self._function(node, values)
+
+    def _sum(self, node: fx.Node, values: list[fx.Node]) -> None:
+        if shape_of(values[0]) != shape_of(values[1]):
+            raise CannotConvertError("One of the terms is broadcast, which expands. Give both the same shape.")
+        if node.kwargs:
+            raise CannotConvertError("A sum with a factor. Multiply the term before it is added.")
+        if SUMS[node.target] < 0:
+            raise CannotConvertError("A difference of branches. Change the sign inside of one, by its last layer.")
+        units = [self.units[n] for n in values]
+        join = ConvexSum(units if self.settings.keep else 2, self.settings.learnable, **self._kind())
+        self._join(node, join, values, sum(units) if self.settings.keep else 1.0, "gates sum up to 1")
+
+    def _concatenate(self, node: fx.Node, values: list[fx.Node]) -> None:
+        listed = node.args[0]
+        if not isinstance(listed, list | tuple) or list(listed) != values:
+            raise CannotConvertError("Constants are among what is concatenated, or a tensor is there twice.")
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        units = [self.units[n] for n in values]
+        weights = units if self.settings.keep else len(units)
+        join = UnitConcat(weights, dim, self.settings.learnable, **self._kind())  # type: ignore[arg-type]
+        unit = sum(u * u for u in units) ** 0.5 if self.settings.keep else 1.0
+        self._join(node, join, values, unit, "weights of norm 1")
+
+    def _join(self, node: fx.Node, join: nn.Module, values: list[fx.Node], unit: float, note: str) -> None:
+        before = self._describe(node)
+        self._call(node, join, tuple(values))
+        self.changes.append(Change(_name(node), before, describe(join), note))
+        self.units[node] = unit
+
+    def _kind(self) -> dict[str, Any]:
+        held = next((t for t in self.model.parameters() if t.is_floating_point()), None)
+        return {} if held is None else {"device": held.device, "dtype": held.dtype}
+
+    def _function(self, node: fx.Node, values: list[fx.Node]) -> None:
+        """Any other function of one value: divided by its constant, if that exceeds 1."""
+        if node.target in SUMS:
+            self._shift(node, values[0])
+            return
+        if any(n not in values for n in node.all_input_nodes):
+            raise CannotConvertError("It multiplies by a tensor that may be trained, or by a size: no bound is kept.")
+        shape = shape_of(values[0])
+        assert shape is not None
+        call = _Call(node)
+        constant = constant_of(call, shape[1:])
+        if constant > 1 + 1e-6:
+            name = self._describe(node)
+            self._call(node, Scaled(call, 1 / constant), (values[0],))
+            self.changes.append(Change(_name(node), name, f"{name} / {constant:.5g}", "divided by its constant"))
+            self.units[node] = self.units[values[0]] * constant
+
+    def _shift(self, node: fx.Node, value: fx.Node) -> None:
+        """A constant that is added comes in the unit of the value."""
+        unit = self.units[value]
+        if unit == 1:
+            return
+        (place,) = (i for i, argument in enumerate(node.args) if argument is not value)
+        constant = node.args[place]
+        if isinstance(constant, fx.Node) and constant.op == "get_attr" and len(constant.users) == 1:
+            owner, _, name = str(constant.target).rpartition(".")
+            with torch.no_grad():
+                getattr(self.model.get_submodule(owner), name).div_(unit)
+        elif isinstance(constant, int | float):
+            node.update_arg(place, constant / unit)
+        else:
+            raise CannotConvertError(
+                f"The constant that is added cannot be brought into the unit {unit:.4g} of the value."
+            )
+
+    # ── edits of the graph ──
+
+    def _install(
+        self, node: fx.Node, new: nn.Module, old: nn.Module, note: str = "", distance: float | None = None,
+        per_call: bool = False,
+    ) -> None:  # fmt: skip
+        """Put a module in the place of another, or of a function; `per_call` leaves other calls of the module alone."""
+        self.changes.append(Change(_name(node), describe(old), describe(new), note, distance))
+        shared = node.op == "call_module" and len(self._calls(str(node.target))) > 1
+        if node.op == "call_module" and not (per_call and shared):
+            parent, _, name = str(node.target).rpartition(".")
+            setattr(self.model.get_submodule(parent), name, new)
+        else:
+            self._call(node, new, (next(n for n in node.all_input_nodes if n in self.units),))
+
+    def _calls(self, target: str) -> list[fx.Node]:
+        return [n for n in self.model.graph.nodes if n.op == "call_module" and n.target == target]
+
+    def _call(self, node: fx.Node, module: nn.Module, args: tuple[fx.Node, ...]) -> None:
+        name = node.name
+        while hasattr(self.model, name):
+            name += "_"
+        self.model.add_module(name, module)
+        node.op, node.target, node.args, node.kwargs = "call_module", name, args, {}
+
+
+class _Call(nn.Module):
+    """A function or method of a node, as a module of its first argument."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self.op, self.fn = node.op, node.target
+        self.rest, self.keywords = list(node.args), dict(node.kwargs)
+        self.here = [i for i, value in enumerate(node.args) if isinstance(value, fx.Node)]  # where the input goes
+        self.named = [name for name, value in node.kwargs.items() if isinstance(value, fx.Node)]
+        for i in self.here:
+            self.rest[i] = None
+        for name in self.named:
+            self.keywords[name] = None
+
+    def forward(self, x: Tensor) -> Any:
+        """The call."""
+        arguments = [x if i in self.here else value for i, value in enumerate(self.rest)]
+        keywords = {k: x if k in self.named else v for k, v in self.keywords.items()}
+        if self.op == "call_method":
+            return getattr(arguments[0], str(self.fn))(*arguments[1:], **keywords)
+        fn: Callable[..., Any] = self.fn  # type: ignore[assignment]
+        return fn(*arguments, **keywords)
+
+
+def _arithmetic(node: fx.Node) -> bool:
+    return not isinstance(node.target, str) and node.target.__name__ in ("mul", "add", "sub", "floordiv")
+
+
+def _is_stateful(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name

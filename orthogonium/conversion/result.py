@@ -1,0 +1,85 @@
+"""What a conversion gives: the network, every change, what could not be converted, and the bound of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Change:
+    """One module or operation, before and after.
+
+    Attributes:
+        name: its place in the network.
+        before: what it was.
+        after: what it is now.
+        note: why, or what was lost.
+        distance: of a weight that was kept, relative and up to scale.
+    """
+
+    name: str
+    before: str
+    after: str
+    note: str = ""
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What could not be converted: its place, what it is, and why. It is left as it was."""
+
+    name: str
+    operation: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.operation}: {self.reason}"
+
+
+class Changes(tuple[Change, ...]):
+    """Changes in the order of the computation, printed as a table."""
+
+    def __str__(self) -> str:
+        rows = [("name", "before", "after", "distance", "note")]
+        for c in self:
+            rows.append((c.name, c.before, c.after, "" if c.distance is None else f"{c.distance:.4f}", c.note))
+        return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "─" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` returns.
+
+    Attributes:
+        model: the new network. The one that was given is left as it was.
+        changes: every module and operation that was replaced; print it.
+        refused: what could not be converted, and why; empty if everything was.
+        bound: Lipschitz constant of the new network by `orthogonium.lipschitz_bound` in eval mode, ∞ if there is none.
+    """
+
+    model: nn.Module
+    changes: Changes
+    refused: tuple[Refusal, ...]
+    bound: float
+
+    def __str__(self) -> str:
+        known = "no Lipschitz constant is known" if math.isinf(self.bound) else f"Lipschitz constant {self.bound:.6g}"
+        lines = [str(self.changes), "", f"{type(self.model).__name__}: {known}."]
+        return "\n".join([*lines, *(f"⚠ not converted: {refusal}" for refusal in self.refused)])
+
+
+def describe(module: nn.Module) -> str:
+    """A module in one line, without its parametrizations."""
+    name = type(module).__name__.removeprefix("Parametrized")
+    return f"{name}({module.extra_repr()})"

@@ -1,0 +1,36 @@
+"""The graph of a network, and the shapes of what flows through it."""
+
+from __future__ import annotations
+
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+
+class _Tracer(fx.Tracer):
+    """Modules of torch and of this library are leaves; those of the user are traced through."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m.__module__.startswith("orthogonium.") or super().is_leaf_module(m, module_qualified_name)
+
+
+def traced(model: nn.Module) -> tuple[fx.GraphModule | None, str]:
+    """The graph of the forward pass; or None, and why there is none."""
+    try:
+        graph = _Tracer().trace(model)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:  # control flow by values
+        return None, f"The forward pass cannot be traced ({error}): its sums and concatenations stay as they are."
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]
+    if len(inputs) != 1:
+        return None, f"The forward pass takes {len(inputs)} inputs: only networks of one tensor have a bound."
+    return fx.GraphModule(model, graph, class_name=type(model).__name__), ""
+
+
+def shapes_of(graph: fx.GraphModule, x: Tensor) -> None:
+    """Run the graph once and remember the shape of every value."""
+    ShapeProp(graph).propagate(x)
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...] | None:
+    """Of a tensor, the batch first; None for anything else."""
+    shape = getattr(node.meta.get("tensor_meta"), "shape", None)
+    return None if shape is None else tuple(shape)

@@ -1,0 +1,335 @@
+"""`convert`: networks as people write them become 1-Lipschitz, train, and tell what was done to them."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import orthogonium
+from orthogonium import convert, lipschitz_bound
+from orthogonium.data import load_dataset, unit_pixels
+from orthogonium.errors import ParameterError
+from orthogonium.layers import AdaptiveOrthoConv2d, BatchCentering, MaxMin, OrthoLinear
+from orthogonium.methods import METHODS
+from tests.conversion.networks import MLP, VGG11, ResNet18, UNet
+
+SMALL = {
+    "ResNet-18": (lambda: ResNet18(width=4), (3, 32, 32)),
+    "VGG-11": (lambda: VGG11(width=4, hidden=64, pooled=2), (3, 32, 32)),
+    "U-Net": (lambda: UNet(width=4), (1, 16, 16)),
+    "MLP": (MLP, (1, 8, 8)),
+}
+FULL = {"ResNet-18": (ResNet18, (3, 64, 64)), "VGG-11": (lambda: VGG11(hidden=512), (3, 32, 32))}
+
+
+def train(model, shape, steps=20, batch=4):
+    """Fit a fixed batch; the loss in eval mode, before and after."""
+    x = torch.randn(batch, *shape)
+    output = model.eval()(x)
+    labels = torch.arange(batch) % output.shape[1] if output.dim() == 2 else (x[:, 0] > 0).long()
+    temperature = 1 / output.detach().std()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def loss():
+        return F.cross_entropy(temperature * model(x), labels)
+
+    first = loss().item()
+    for _ in range(steps):
+        model.train()
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return first, loss().item() if model.eval() else 0.0
+
+
+def check_bound_and_training(make, shape, gain=0.9, **options):
+    plain = make()
+    before = copy.deepcopy(plain.state_dict())
+    found = convert(plain, shape, **options)
+    assert found.refused == () and found.bound <= 1 + 1e-4
+    assert all(torch.equal(value, before[key]) for key, value in plain.state_dict().items())
+    x = torch.randn(2, *shape)
+    assert found.model.eval()(x).shape == plain.eval()(x).shape
+    first, last = train(found.model, shape)
+    assert last < gain * first
+    assert lipschitz_bound(found.model, shape).value <= 1 + 1e-4
+    return found
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_networks_become_1_lipschitz_and_train(name):
+    check_bound_and_training(*SMALL[name])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_kept_weights_keep_the_bound(name):
+    check_bound_and_training(*SMALL[name], gain=0.99, weights="keep", steps=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_networks_of_their_own_width(name):
+    check_bound_and_training(*FULL[name])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(method):
+    shape = (1, 8, 8)
+    found = convert(UNet(width=4), shape, method)
+    assert found.refused == () and found.bound <= 1 + 1e-4
+    train(found.model, shape, steps=2)
+    assert lipschitz_bound(found.model, shape).value <= 1 + 1e-4
+    if METHODS[method].activated:
+        assert "inside the layer before it" in str(found.changes)
+
+
+def test_the_table_names_every_change():
+    found = convert(ResNet18(width=4), (3, 32, 32))
+    names = [change.name for change in found.changes]
+    assert len(names) == 20 + 20 + 17 + 8 + 1 + 1 + 1  # convolutions, norms, activations, sums, two poolings, head
+    text = str(found)
+    assert "layer2.0.downsample.0" in text and "kernel (2, 2)" in text  # 4→8 channels, stride 2: no orthogonal 1×1
+    assert "ConvexSum(2)" in text and "ScaledMaxPool2d" in text and "windows overlap" in text
+    assert text.splitlines()[-1].startswith("ResNet18: Lipschitz constant")
+    module = found.model.get_submodule("layer1.0.conv1")
+    assert isinstance(module, AdaptiveOrthoConv2d) and isinstance(found.model.fc, OrthoLinear)
+    assert isinstance(found.model.get_submodule("layer1.0.bn1"), BatchCentering)
+
+
+def test_a_feasible_shortcut_stays_one_by_one():
+    plain = nn.Sequential(nn.Conv2d(8, 8, 1, stride=2), nn.ReLU(), nn.Conv2d(8, 32, 1, stride=(1, 2)))
+    found = convert(plain, (8, 9, 9))
+    assert found.model.get_submodule("0").kernel_size == (1, 1)
+    assert found.model.get_submodule("2").kernel_size == (1, 2)
+    assert found.model(torch.randn(1, 8, 9, 9)).shape == plain(torch.randn(1, 8, 9, 9)).shape
+
+
+class Everything(nn.Module):
+    """Calls in forward, shared modules, in-place sums, nested lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(
+            [nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, padding_mode="circular")]
+        )
+        self.act, self.pool = nn.ReLU(), nn.AvgPool2d(2)
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.odd = nn.Linear(24, 7)
+        self.offset = nn.Parameter(torch.zeros(7))
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x):
+        x = self.act(self.convs[0](x))
+        y = self.act(self.convs[1](x))
+        y += F.gelu(self.depthwise(x))
+        x = self.pool(torch.cat((x, y), 1)).mean(dim=3)
+        x = torch.add(x, 1.0)
+        a, b = x.chunk(2, dim=1)
+        x = F.leaky_relu(a.add(b), 0.1).flatten(1)
+        x = F.elu(self.odd(x)) + self.offset
+        return F.log_softmax(self.head(F.dropout(x, 0.5, self.training)), dim=-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "keep"}, {"padding_mode": "circular"}, {"learnable": False}])
+def test_calls_in_forward(options):
+    found = check_bound_and_training(Everything, (3, 8, 8), **options)
+    after = {change.name: change.after for change in found.changes}
+    assert after["depthwise"].startswith("AOLConv2d") and after["cat"].startswith("UnitConcat(2")
+    assert after["add"].startswith("ConvexSum(2") and after["add_2"].startswith("ConvexSum(2")
+    assert after["log_softmax"] == "Identity()" and after["dropout"].startswith("Dropout")
+    gates = [p for name, p in found.model.named_parameters() if name.endswith("raw")]
+    assert len(gates) == (0 if options.get("learnable") is False else 3)
+    if options.get("activation") == "keep":
+        assert "constant 1.12" in str(found.changes)  # GELU
+    else:
+        assert after["elu"] == "Abs()"  # 7 channels
+    x = torch.randn(64, 3, 8, 8)
+    found.model.eval()
+    assert torch.equal(found.model(x), found.model(x))  # dropout follows eval
+    found.model.train()
+    assert not torch.equal(found.model(x), found.model(x))
+
+
+def test_copies_pickles_and_state_dicts():
+    found = convert(Everything(), (3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    model = found.model.eval()
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(x), model(x))
+    other = convert(Everything(), (3, 8, 8)).model.eval()
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(x), model(x))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.load(buffer, weights_only=False)(x), model(x))
+
+
+def test_a_shared_layer_is_converted_once():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.step = nn.Linear(6, 6)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = torch.tanh(self.step(x))
+            return x
+
+    found = convert(Recurrent(), (6,))
+    assert [c.name for c in found.changes] == ["step"] and found.bound <= 1 + 1e-4
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.gate = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):  # (n, t, 4)
+        x = self.norm(self.first(x))
+        x = x * torch.sigmoid(self.gate(x))
+        return x * self.scale
+
+
+def test_what_has_no_bound_is_refused_by_name():
+    found = convert(Attention(), (5, 4))
+    assert math.isinf(found.bound)
+    reasons = {refusal.name: str(refusal) for refusal in found.refused}
+    assert "last axes" in reasons["norm"] and "product" in reasons["mul"] and "trained" in reasons["mul_1"]
+    assert "⚠ not converted: norm" in str(found) and "no Lipschitz constant is known" in str(found)
+    assert isinstance(found.model.first, OrthoLinear)
+
+
+class ByValue(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.act = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x):
+        x = self.act(self.norm(self.layer(x)))
+        return x if x.sum() > 0 else -x
+
+
+def test_a_forward_that_cannot_be_traced_keeps_its_code():
+    found = convert(ByValue(), (2, 6, 6))
+    assert isinstance(found.model, ByValue) and isinstance(found.model.act, MaxMin)
+    assert "cannot be traced" in found.refused[0].reason and len(found.changes) == 3
+    assert math.isinf(found.bound)
+    with pytest.raises(ParameterError, match="graph"):
+        convert(ByValue(), (2, 6, 6), weights="keep")
+
+
+@pytest.mark.parametrize("lipschitz", [0.3, 7.0])
+def test_other_constants(lipschitz):
+    found = convert(MLP(), (1, 8, 8), lipschitz=lipschitz)
+    assert found.bound == pytest.approx(lipschitz, rel=1e-4)
+
+
+def test_options_reach_the_layers():
+    found = convert(nn.Sequential(nn.Conv2d(2, 4, 3)), (2, 6, 6), "aol", niter=3)
+    assert found.model.get_submodule("0").parametrizations.weight[0].kernel.niter == 3
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_other_dimensions(dims):
+    conv, transpose = getattr(nn, f"Conv{dims}d"), getattr(nn, f"ConvTranspose{dims}d")
+    norm, pool = getattr(nn, f"BatchNorm{dims}d"), getattr(nn, f"MaxPool{dims}d")
+    plain = nn.Sequential(conv(2, 4, 3, padding=1), norm(4), nn.ReLU(), pool(3, 1, 1), transpose(4, 2, 2, stride=2))
+    found = convert(plain, (2, *(6,) * dims))
+    assert found.bound <= 1 + 1e-4 and len(found.changes) == 5
+
+
+def test_mistakes():
+    for options, match in [
+        ({"method": "magic"}, "no method 'magic'"),
+        ({"weights": "old"}, "weights is one of 'new', 'keep'"),
+        ({"activation": "relu"}, "activation is one of"),
+        ({"method": "sandwich", "weights": "keep"}, "contain their activation"),
+        ({"lipschitz": -1.0}, "must be positive"),
+    ]:
+        with pytest.raises(ParameterError, match=match):
+            convert(MLP(), (1, 8, 8), **options)
+    with pytest.raises(ParameterError, match="input_shape"):
+        convert(MLP(), 64)
+    with pytest.raises(ParameterError, match="takes a module"):
+        convert(torch.relu, (3,))
+    assert "convert" in dir(orthogonium)
+
+
+# ── kept weights ──
+
+
+def trained_digits(steps=150):
+    data = load_dataset("digits")
+    train_set, test_set = data.train, data.test
+    x, y = unit_pixels(train_set.pixels), train_set.labels
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+    steps_to(model, x, y, unit_pixels(test_set.pixels), test_set.labels, steps, temperature=1.0)
+    return model, x, y, unit_pixels(test_set.pixels), test_set.labels
+
+
+def accuracy(model, x, y):
+    model.eval()
+    with torch.no_grad():
+        return (model(x).argmax(1) == y).float().mean().item()
+
+
+def steps_to(model, x, y, test_x, test_y, steps, temperature=30.0, goal=2.0):
+    """Number of steps, in tens, after which the accuracy is `goal`; `steps` if it is not reached."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        model.train()
+        index = torch.randint(len(x), (128,), generator=generator)
+        loss = F.cross_entropy(temperature * model(x[index]), y[index])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if goal <= 1 and step % 10 == 9 and accuracy(model, test_x, test_y) >= goal:
+            return step + 1
+    return steps
+
+
+def test_kept_weights_start_above_chance_and_need_fewer_steps():
+    torch.manual_seed(0)
+    plain, *data = trained_digits()
+    test = data[2:]
+    reference = accuracy(plain, *test)
+    assert reference > 0.95
+    scaled = convert(plain, (1, 8, 8), "aol", weights="keep")  # kernels are multiples of what they were
+    assert scaled.bound <= 1 + 1e-4 and accuracy(scaled.model, *test) >= reference - 0.01
+    kept = convert(plain, (1, 8, 8), weights="keep")
+    new = convert(plain, (1, 8, 8), activation="keep")
+    assert accuracy(kept.model, *test) > 0.25  # chance is 0.1
+    assert all(change.distance is not None for change in kept.changes if "Conv2d" in change.before)
+    goal = reference - 0.02
+    assert steps_to(kept.model, *data, 150, goal=goal) < steps_to(new.model, *data, 150, goal=goal)
+    assert lipschitz_bound(kept.model, (1, 8, 8)).value <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("make", [lambda: ResNet18(width=4), lambda: UNet(width=4), Everything, MLP])
+def test_methods_that_scale_keep_the_network_up_to_a_factor(make):
+    plain = make()
+    shape = {"ResNet18": (3, 32, 32), "UNet": (1, 16, 16), "Everything": (3, 8, 8), "MLP": (1, 8, 8)}[
+        type(plain).__name__
+    ]
+    plain.train()
+    for _ in range(3):  # statistics that are not those of the start
+        plain(1 + 2 * torch.randn(16, *shape))
+    plain.double().eval()
+    found = convert(plain, shape, "spectral" if isinstance(plain, MLP) else "aol", weights="keep")
+    x = torch.randn(8, *shape, dtype=torch.float64)
+    after, before = found.model.eval()(x), plain(x)
+    if isinstance(plain, MLP | Everything):  # without the softmax at the end, up to a constant for each sample
+        before = before.log() if isinstance(plain, MLP) else before
+        after, before = after - after.mean(1, keepdim=True), before - before.mean(1, keepdim=True)
+    assert F.cosine_similarity(after.flatten(), before.flatten(), dim=0) > 1 - 1e-4
