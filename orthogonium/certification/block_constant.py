@@ -46,7 +46,7 @@ from orthogonium.layers.block import LipschitzBlock
 from orthogonium.methods.sll_aoc import FusedKernels
 from orthogonium.spectral.rounding import UNIT, gamma
 
-_NEAR_ONE = 1.001  # a bound below this is taken, without a look at others
+_NEAR = 1.001  # a bound below this multiple of what the block is meant to have is taken, without a look at others
 _LOST = 1e-100  # more than what numbers that are too small to be squared can contribute
 
 
@@ -62,8 +62,8 @@ class BlockConstant:
 def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tuple[float, float]) -> BlockConstant:
     """Certified upper bound of the Lipschitz constant of a block, from the kernels in its `weight`.
 
-    Frozen, edited, rounded or pruned blocks are bounded as what they are; one that is as it was built has 1 up to the
-    rounding of its kernels.
+    Frozen, edited, rounded or pruned blocks are bounded as what they are; one that is as it was built has its constant, up
+    to the rounding of its kernels.
 
     Args:
         block: whose `forward` is that of its class.
@@ -87,9 +87,9 @@ def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tu
         bounds["sandwich"] = _sandwich_bound(kernels, low, high)
     elif kernels.aligned:
         bounds["residual"] = _residual_bound(kernels, low, high)
-        if not _near_one(bounds) and (factors := _factors(block, kernels)):
+        if not _as_meant(bounds, kernels) and (factors := _factors(block, kernels)):
             bounds["fused residual"] = _fused_bound(kernels, *factors, low, high)
-    if not _near_one(bounds):
+    if not _as_meant(bounds, kernels):
         bounds["product of norms"] = _product_bound(kernels, low, high)
     values = torch.stack(list(bounds.values())).nan_to_num(nan=math.inf, posinf=math.inf)
     # Groups of channels do not meet: each has the best of its bounds.
@@ -100,8 +100,8 @@ def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tu
     return BlockConstant(value, list(bounds)[int(which[least.argmax()])])
 
 
-def _near_one(bounds: dict[str, Tensor]) -> bool:
-    return bool(bounds) and bool((torch.stack(list(bounds.values())).amin(0) <= _NEAR_ONE).all())
+def _as_meant(bounds: dict[str, Tensor], kernels: BlockKernels) -> bool:
+    return bool(bounds) and bool((torch.stack(list(bounds.values())).amin(0) <= _NEAR * kernels.meant).all())
 
 
 def _never(kernels: BlockKernels) -> Tensor:
@@ -126,7 +126,7 @@ def _residual_bound(kernels: BlockKernels, low: float, high: float) -> Tensor:
     b, outside = scale_rows(a, w), scale_columns(c, 1 / w)
     rest = outside + 2 * scale_columns(product, w)  # E
     e = small_norm(rest)
-    if bool((e > _NEAR_ONE - 1).any()):
+    if bool((e > (_NEAR - 1) * kernels.meant).any()):
         e = torch.minimum(e, norm(rest))
     # Each entry of E is a sum of this many products.
     e += gamma(a[0, 0].numel() + 16) * (modulus_norm(outside) + 2 * modulus_norm(s) * modulus_norm(b))
@@ -159,7 +159,7 @@ def _factors(block: LipschitzBlock, kernels: BlockKernels) -> tuple[Tensor, Tens
     silent = row_norms(kernels.inner.taps) == 0
     factors = torch.ldexp((~silent).double(), -kernels.exponents)
     first, inner, skip = (kernel.unflatten(0, (groups, -1)) for kernel in (pre, w, post))
-    return first, scale_rows(inner, factors), skip
+    return first, scale_rows(inner, factors), kernels.meant * skip
 
 
 def _fused_bound(kernels: BlockKernels, first: Tensor, inner: Tensor, skip: Tensor, low: float, high: float) -> Tensor:
@@ -187,12 +187,13 @@ def _sandwich_bound(kernels: BlockKernels, low: float, high: float) -> Tensor:
     if apart or set(outer.stride) != {1}:
         return _never(kernels)
     a, c = inner.phases, adjoint(outer.taps)
-    psi = sandwich_scales(a, c)
+    # What the scales are found from makes no difference to the bound, which holds for all of them.
+    psi = sandwich_scales(a, c / kernels.meant) * math.sqrt(kernels.meant)
     most = [max(k, m) for k, m in zip(a.shape[3:], c.shape[3:], strict=True)]
     scaled = (scale_rows(c, 1 / psi), scale_rows(a, psi))
     zeros = [0] * len(most)
     both = torch.cat([widen(x, zeros, [m - k for k, m in zip(x.shape[3:], most, strict=True)]) for x in scaled], 2)
-    size = norm(both, enough=math.sqrt(2)) + 2 * UNIT * modulus_norm(both)
+    size = norm(both, enough=math.sqrt(2 * kernels.meant)) + 2 * UNIT * modulus_norm(both)
     return (low + high) / 2 * size**2
 
 

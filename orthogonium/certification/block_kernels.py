@@ -59,6 +59,7 @@ class BlockKernels:
         skip: S; None for a block without skip connection.
         aligned: both ways from x to y are convolutions on one lattice, so that their kernels may be multiplied.
         exponents: `(g, inner)`: A is divided, and C multiplied, by 2 to this power.
+        meant: the constant that the block is meant to have: where to look for a bound, which holds whatever it is.
     """
 
     inner: Kernel
@@ -66,6 +67,7 @@ class BlockKernels:
     skip: Kernel | None
     aligned: bool
     exponents: Tensor
+    meant: float
 
 
 def read_block(block: LipschitzBlock, input_shape: Sizes) -> BlockKernels:
@@ -92,7 +94,7 @@ def read_block(block: LipschitzBlock, input_shape: Sizes) -> BlockKernels:
     ]
     inner, outer, *skips = kernels
     if not skips and block.residual:
-        skips = [_identity(channels, groups, len(sizes))]
+        skips = [_identity(channels, groups, len(sizes), block.lipschitz)]
     skip = skips[0] if skips else None
     middle = inner.outputs(sizes, borders[0].right)
     result = outer.outputs(middle, borders[1].right)
@@ -108,11 +110,11 @@ def read_block(block: LipschitzBlock, input_shape: Sizes) -> BlockKernels:
         if not all(_on_circle(*circle) for circle in circles):
             raise NoBoundError(f"{name}: on circles of {sizes} pixels windows repeat, or strides do not fit.")
         aligned = aligned and _product(middle, inner.stride) == sizes
-    return _rescaled(inner, outer, skip, aligned)
+    return _rescaled(inner, outer, skip, aligned, block.lipschitz)
 
 
-def _identity(channels: int, groups: int, dims: int) -> Kernel:
-    eye = torch.eye(channels // groups, dtype=torch.float64).expand(groups, -1, -1)
+def _identity(channels: int, groups: int, dims: int, factor: float) -> Kernel:
+    eye = (factor * torch.eye(channels // groups, dtype=torch.float64)).expand(groups, -1, -1)
     return Kernel(eye.reshape(*eye.shape, *[1] * dims), (0,) * dims, (1,) * dims, (1,) * dims)
 
 
@@ -136,7 +138,7 @@ def _on_circle(kernel: Kernel, circle: Sizes, outputs: Sizes) -> bool:
     return all(n % s == 0 and m * s <= n for n, m, s in axes)
 
 
-def _rescaled(inner: Kernel, outer: Kernel, skip: Kernel | None, aligned: bool) -> BlockKernels:
+def _rescaled(inner: Kernel, outer: Kernel, skip: Kernel | None, aligned: bool, meant: float) -> BlockKernels:
     """Powers of 2 change sides, which rounds nothing; inner channels that are not heard or not fed are silenced."""
     size = inner.taps.flatten(2).abs().amax(2)
     heard = outer.taps.transpose(1, 2).flatten(2).abs().amax(2) > 0
@@ -146,4 +148,4 @@ def _rescaled(inner: Kernel, outer: Kernel, skip: Kernel | None, aligned: bool) 
     if not (torch.isfinite(a).all() and torch.isfinite(c).all()):
         raise NoBoundError("The numbers of a block are too far apart for float64. Look for diverged training.")
     inner = Kernel(a, inner.left, inner.stride, inner.dilation)
-    return BlockKernels(inner, Kernel(c, outer.left, outer.stride, outer.dilation), skip, aligned, exponents)
+    return BlockKernels(inner, Kernel(c, outer.left, outer.stride, outer.dilation), skip, aligned, exponents, meant)

@@ -113,7 +113,7 @@ class Walk(TorchDispatchMode):
         name = f"hook of {type_name(module)}" if itself else type_name(module)
         leaf = not any(name != "parametrizations" for name, _ in module.named_children())
         broken = f"Its guarantee is broken: with its forward hooks, as it runs, it is {factor:.6g}-Lipschitz at most."
-        warnings = (broken,) if leaf and factor > 1 + 1e-4 else ()
+        warnings = (broken,) if leaf and factor > guarantee.constant * (1 + 1e-4) else ()
         self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
 
     def lose(self, message: str) -> TraceError:

@@ -118,6 +118,7 @@ from orthogonium.layers.residual import (
     PrescaledAdditiveResidual,
 )
 from orthogonium.layers.sandwich import LBDN, SandwichLinear
+from orthogonium.layers.scale import Scale, spread_constant
 from orthogonium.layers.shape import InvertibleDownsampling, InvertibleUpsampling, IsometricPad
 from orthogonium.layers.sll import SDPBasedLipschitzDense
 
@@ -214,6 +215,7 @@ __all__ = [
     "SandwichConv2d",
     "SandwichConv3d",
     "SandwichLinear",
+    "Scale",
     "ScaledAdaptiveAvgPool",
     "ScaledAvgPool1d",
     "ScaledAvgPool2d",
@@ -229,4 +231,5 @@ __all__ = [
     "check_last_linear_layer_type",
     "conv_orthogonal_",
     "freeze",
+    "spread_constant",
 ]

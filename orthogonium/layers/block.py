@@ -47,12 +47,14 @@ class LipschitzBlock(Constrained):
         super().__init__()
         self.activation = bounded_slopes(activation, type(self).__name__)
 
-    def constrain_weight(self, kernels: Kernels, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
+    def constrain_weight(
+        self, kernels: Kernels, bias: bool, device: Device, dtype: torch.dtype | None, lipschitz: float
+    ) -> None:
         """Parametrize `weight`, and add the bias of the inner units, uniform within 1/√fan_in."""
         self.packing = Packing(*kernels.shapes)
         dtype = dtype or torch.get_default_dtype()
         self.weight = nn.Parameter(torch.empty(sum(self.packing.sizes), device=device, dtype=dtype))
-        constrain(self, kernels)
+        constrain(self, kernels, lipschitz)
         inner, *fan_in = self.packing.shapes[0]
         self.bias = None
         if bias:
@@ -61,8 +63,12 @@ class LipschitzBlock(Constrained):
 
     @property
     def guarantee(self) -> Guarantee:
-        """1-Lipschitz."""
-        return Guarantee("lipschitz")
+        """`lipschitz`-Lipschitz."""
+        return Guarantee("lipschitz", self.lipschitz)
+
+    def skip(self, x: Tensor) -> Tensor:
+        """What a skip connection without a kernel adds."""
+        return x if self.lipschitz == 1 else self.lipschitz * x
 
 
 class DenseBlock(LipschitzBlock):
@@ -82,7 +88,7 @@ class DenseBlock(LipschitzBlock):
         y = F.linear(self.activation(F.linear(x, inner, self.bias)), outer)
         if skip:
             return y + F.linear(x, skip[0])
-        return y + x if self.residual else y
+        return y + self.skip(x) if self.residual else y
 
 
 def check_sizes(name: str, **sizes: int) -> None:

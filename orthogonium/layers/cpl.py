@@ -27,6 +27,7 @@ class CPLLinear(DenseBlock):
         niter: number of Gram steps that tighten β, at least 0.
         device: of the parameters.
         dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> layer = CPLLinear(4, 16)
     >>> x, y = torch.randn(2, 5, 4)
@@ -43,13 +44,15 @@ class CPLLinear(DenseBlock):
         niter: int = 5,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         inner = features if inner_features is None else inner_features
         check_sizes(type(self).__name__, features=features, inner_features=inner)
         self.in_features, self.out_features, self.inner_features = features, features, inner
-        self.constrain_weight(PotentialKernels(ConvGeometry.of(1, features, inner, 1), niter), bias, device, dtype)
+        kernels = PotentialKernels(ConvGeometry.of(1, features, inner, 1), niter)
+        self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
-    def extra_repr(self) -> str:
+    def size_repr(self) -> str:
         """Sizes, for printing."""
         return f"features={self.in_features}, inner_features={self.inner_features}, bias={self.bias is not None}"

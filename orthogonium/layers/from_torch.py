@@ -112,7 +112,7 @@ def start_from(cls: type[Layer], layer: Any, steps: int, options: Mapping[str, A
     elif isinstance(kernel, Kernels):
         _fit_block(made, layer, steps)
     else:
-        weight = _embedded(made, layer).double()
+        weight = _embedded(made, layer).double() / made.lipschitz
         raw = kernel.nearest(weight)
         if raw is None:
             build: Callable[..., Tensor] = full_precision(kernel.build)

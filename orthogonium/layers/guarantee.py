@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from orthogonium.errors import ParameterError
 
 
 @dataclass(frozen=True)
@@ -11,14 +14,14 @@ class Guarantee:
     """What a layer promises about the linear map, or the function, it applies.
 
     Attributes:
-        kind: "orthogonal", all singular values are 1 (an isometry or the adjoint of one; of a function that is not
-            linear, each Jacobian is one); or "lipschitz", no two inputs are moved apart by more than `constant`.
+        kind: "orthogonal", all singular values are `constant` (for 1 an isometry or the adjoint of one; of a function
+            that is not linear, each Jacobian is one); or "lipschitz", no two inputs are moved apart by more than `constant`.
         constant: the Lipschitz constant.
         each_output: whether it only holds for each output by itself.
         image_sizes: of layers on images, what their sizes must be multiples of for the singular values to be as large as
-            promised; for other sizes the layer is 1-Lipschitz.
+            promised; for other sizes the layer keeps its constant.
         every_window: whether the padding keeps every window of an image.
-        smallest: what no singular value is below, if more is known than `kind` says.
+        smallest: what no singular value is below, as a fraction of `constant`, if more is known than `kind` says.
         note: anything else to tell the reader.
 
     >>> print(Guarantee("orthogonal", image_sizes=(2, 2)))
@@ -39,16 +42,30 @@ class Guarantee:
         return any(n > 1 for n in self.image_sizes)
 
     def __str__(self) -> str:
-        meaning = "all singular values 1" if self.kind == "orthogonal" else f"{self.constant:.6g}-Lipschitz"
+        meaning = f"all singular values {self.constant:.6g}" if self.kind == "orthogonal" else self._lipschitz
         return ", ".join((meaning, *self._conditions()))
+
+    @property
+    def _lipschitz(self) -> str:
+        return f"{self.constant:.6g}-Lipschitz"
 
     def _conditions(self) -> list[str]:
         divisible = "for image sizes divisible by the stride"
         if self.smallest:
-            bound = f"with all singular values above 1 − {1 - self.smallest:.1e}"
+            bound = f"with all singular values above {self.constant:.6g} − {self.constant * (1 - self.smallest):.1e}"
             return [bound, divisible] if self.depends_on_size else [bound]
         if self.kind == "orthogonal" and self.depends_on_size:
-            return [f"{divisible}; 1-Lipschitz for others"]
+            return [f"{divisible}; {self._lipschitz} for others"]
         if self.image_sizes:
             return ["for every image size" + ("" if self.every_window else " (the padding leaves out windows)")]
         return [self.note or ("for each output by itself" if self.each_output else "always")]
+
+
+def check_constant(lipschitz: float, name: str) -> float:
+    """The constant of a layer, any positive number."""
+    number = isinstance(lipschitz, (int, float)) and not isinstance(lipschitz, bool)
+    if not (number and 0 < lipschitz < math.inf):
+        raise ParameterError(
+            f"{name}: lipschitz, the constant of the layer, must be a positive finite number, got {lipschitz!r}."
+        )
+    return float(lipschitz)

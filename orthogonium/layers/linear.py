@@ -55,6 +55,7 @@ class OrthoLinear(_ConstrainedLinear):
         ortho_params: how the raw matrix is made orthogonal (`orthogonium.reparametrizers` has the presets).
         device: of the parameters.
         dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = OrthoLinear(8, 4)
     >>> x = torch.randn(2, 8)
@@ -73,14 +74,15 @@ class OrthoLinear(_ConstrainedLinear):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params))
+        constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params), lipschitz)
 
     @property
     def guarantee(self) -> Guarantee:
-        """All singular values are 1."""
-        return Guarantee("orthogonal", note="for raw parameters of full rank")
+        """All singular values are `lipschitz`."""
+        return Guarantee("orthogonal", self.lipschitz, note="for raw parameters of full rank")
 
 
 class UnitNormLinear(_ConstrainedLinear):
@@ -99,14 +101,15 @@ class UnitNormLinear(_ConstrainedLinear):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        constrain(self, UnitRows((out_features, in_features)))
+        constrain(self, UnitRows((out_features, in_features)), lipschitz)
 
     @property
     def guarantee(self) -> Guarantee:
-        """Each output is 1-Lipschitz."""
-        return Guarantee("lipschitz", each_output=True)
+        """Each output is `lipschitz`-Lipschitz."""
+        return Guarantee("lipschitz", self.lipschitz, each_output=True)
 
 
 class SpectralLinear(_ConstrainedLinear):
@@ -127,16 +130,17 @@ class SpectralLinear(_ConstrainedLinear):
         niter: int = 5,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         if niter < 0:
             raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
         super().__init__(in_features, out_features, bias, device, dtype)
-        constrain(self, UnitBall((out_features, in_features), niter))
+        constrain(self, UnitBall((out_features, in_features), niter), lipschitz)
 
     @property
     def guarantee(self) -> Guarantee:
-        """No singular value exceeds 1."""
-        return Guarantee("lipschitz")
+        """No singular value exceeds `lipschitz`."""
+        return Guarantee("lipschitz", self.lipschitz)
 
 
 class AOLLinear(_ConstrainedLinear):
@@ -160,13 +164,14 @@ class AOLLinear(_ConstrainedLinear):
         niter: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         # A matrix is a kernel without axes.
         kernel = AlmostOrthogonalKernel(ConvGeometry.of(0, in_features, out_features, ()), niter)
-        constrain(self, kernel)
+        constrain(self, kernel, lipschitz)
 
     @property
     def guarantee(self) -> Guarantee:
-        """No singular value exceeds 1."""
-        return Guarantee("lipschitz")
+        """No singular value exceeds `lipschitz`."""
+        return Guarantee("lipschitz", self.lipschitz)

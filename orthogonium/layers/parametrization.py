@@ -26,6 +26,12 @@ Note [Precision]
 Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype, autocast and the settings
 of float32 products say (Note [Products] of `linalg/products.py`).
 
+Note [Constants]
+A layer whose constant is L applies L times what its kernel builds; of a block `Sx + Cσ(Ax + b)` only C and S (the skip
+connection, where it has no kernel, is multiplied in `forward`), so that activations see what they see for L = 1. The factor
+is part of the weight: frozen, assigned, measured and certified weights contain it. Like other arguments of a layer it is no
+entry of the state_dict.
+
 Note [Copies of parametrized modules]
 torch gives each parametrized module a class of its own that holds the `weight` property, forbids pickling it, and lets
 a deep copy share that class, so that removing the parametrization of a copy breaks the original. Here a copy (or an
@@ -47,7 +53,7 @@ from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError, ShapeError
 from orthogonium.layers.from_torch import distance, start_from
-from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.precision import full_precision, has_values, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.kernel import INSTEAD, Kernel
@@ -95,11 +101,14 @@ class Kept:
 
 
 class Constraint(nn.Module):
-    """The parametrization of a `weight`: its kernel, and the weight that is kept in eval."""
+    """The parametrization of a `weight`: its kernel, the constant of the layer, and the weight that is kept in eval."""
 
-    def __init__(self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None, lipschitz: float = 1.0
+    ) -> None:
         super().__init__()
         self.kernel = kernel
+        self.lipschitz = lipschitz  # Note [Constants]
         self._initial = initial
         self._kept: Kept | None = None
 
@@ -130,15 +139,25 @@ class Constraint(nn.Module):
 
     def _build(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]. The kernels of a block are one vector."""
-        build: Callable[..., Any] = self.kernel.build
-        built = full_precision(build)(*raw)
+        built = full_precision(self._scaled)(*raw)
         return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten() for t in built]))
+
+    def _scaled(self, *raw: Tensor) -> Any:
+        """What the kernel builds, with the constant of the layer. Note [Constants]."""
+        built = self.kernel.build(*raw)
+        if self.lipschitz == 1:
+            return built
+        if isinstance(built, Tensor):
+            return self.lipschitz * built
+        inner, *outer = built
+        return inner, *(self.lipschitz * kernel for kernel in outer)
 
     def factors(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a layer applies instead of the weight: Note [In turn] of `methods/aoc.py`."""
         assert isinstance(self.kernel, OrthogonalKernel)
         self._forget(raw)
-        return full_precision(self.kernel.factors)(*raw)
+        dense, *bases = full_precision(self.kernel.factors)(*raw)
+        return (dense if self.lipschitz == 1 else self.lipschitz * dense), *bases
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""
@@ -150,10 +169,11 @@ class Constraint(nn.Module):
             raise ShapeError(f"The weight of this layer has shape {shape}: got {tuple(weight.shape)}.")
         if not weight.isfinite().all():
             raise ConstraintError("The assigned weight has entries that are NaN or infinite.")
+        weight = weight / self.lipschitz
         raw = self.kernel.invert(weight)
         if self.kernel.projects:
             return raw
-        rebuilt = self._build(raw if isinstance(raw, tuple) else (raw,))
+        rebuilt = self._build(raw if isinstance(raw, tuple) else (raw,)) / self.lipschitz
         tolerance = 1e-5 if weight.dtype.itemsize > 2 else 1e-2
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
@@ -185,10 +205,11 @@ Own = TypeVar("Own", bound=nn.Module)
 Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint and raw parameters
 
 
-def constrain(layer: nn.Module, kernel: Kernel) -> None:
-    """Make `layer.weight` what `kernel` builds of raw parameters, from a random start."""
+def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> None:
+    """Make `layer.weight` what `kernel` builds of raw parameters, from a random start, times the constant of the layer."""
     weight: Any = layer.weight
-    constraint = Constraint(kernel, kernel.initial(weight.device, weight.dtype))
+    layer._lipschitz = check_constant(lipschitz, type(layer).__name__)
+    constraint = Constraint(kernel, kernel.initial(weight.device, weight.dtype), layer.lipschitz)
     parametrize.register_parametrization(layer, "weight", constraint, unsafe=True)
 
 
@@ -205,10 +226,53 @@ def _restore(cls: type[nn.Module], state: dict[str, Any]) -> nn.Module:
 class Constrained(nn.Module):
     """Mixin of every constrained layer. Note [Copies of parametrized modules]."""
 
+    _lipschitz: float = 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        """The constant of the layer: 1 unless something else was asked for. Note [Constants]."""
+        return self._lipschitz
+
+    @lipschitz.setter
+    def lipschitz(self, value: float) -> None:
+        value = check_constant(value, type(self).__name__)
+        if not parametrize.is_parametrized(self, "weight"):
+            raise ConstraintError(
+                f"{type(self).__name__} has a plain weight, which its constant {self.lipschitz:.6g} is part of: multiply "
+                "`weight` instead, or add a `Scale` layer."
+            )
+        constraint: Any = self.parametrizations.weight[0]  # type: ignore[union-attr, index]
+        constraint.lipschitz, constraint._kept = value, None
+        self._lipschitz = value
+
     @property
     def guarantee(self) -> Guarantee:
         """The property this layer keeps whatever its parameters are."""
         raise NotImplementedError
+
+    def size_repr(self) -> str:
+        """Sizes and other arguments, for printing: by default those of the torch counterpart."""
+        return super().extra_repr()
+
+    def extra_repr(self) -> str:
+        """Sizes, the constant if it is not 1, and the kernel that the weight is built by."""
+        parts = [self.size_repr()]
+        if self.lipschitz != 1:
+            parts.append(f"lipschitz={self.lipschitz:.6g}")
+        if parametrize.is_parametrized(self, "weight"):
+            constraint: Any = self.parametrizations.weight[0]  # type: ignore[union-attr, index]
+            parts.append(f"kernel={type(constraint.kernel).__name__}")
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        """One line, as layers of torch have."""
+        children = [
+            f"{name}={' '.join(repr(child).split())}"
+            for name, child in self.named_children()
+            if name != "parametrizations"
+        ]
+        name = parametrize.type_before_parametrizations(self).__name__
+        return f"{name}({', '.join([self.extra_repr(), *children])})"
 
     def source(self) -> Source | None:
         """The constraint and the raw parameters that the weight is built of, if by nothing else.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.block import DenseBlock, check_sizes
-from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.layers.linear import OrthoLinear
 from orthogonium.layers.slopes import Activation, is_homogeneous
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
@@ -34,6 +32,7 @@ class SandwichLinear(DenseBlock):
         ortho_params: how `[A B]` is made orthogonal.
         device: of the parameters.
         dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> layer = SandwichLinear(3, 8)
     >>> x, y = torch.randn(2, 5, 3)
@@ -52,15 +51,16 @@ class SandwichLinear(DenseBlock):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         check_sizes(type(self).__name__, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         geometry = ConvGeometry.of(1, in_features, out_features, 1)
         kernels = SandwichKernels(geometry, ortho_params, scaled=bias or not is_homogeneous(self.activation))
-        self.constrain_weight(kernels, bias, device, dtype)
+        self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
-    def extra_repr(self) -> str:
+    def size_repr(self) -> str:
         """Sizes, for printing."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
@@ -100,8 +100,6 @@ class LBDN(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (lipschitz > 0 and math.isfinite(lipschitz)):
-            raise ParameterError(f"LBDN: lipschitz, the constant of the network, must be positive, got {lipschitz}.")
         widths = [in_features, *hidden_features]
         layers = [
             SandwichLinear(p, q, activation=activation, ortho_params=ortho_params, device=device, dtype=dtype)
@@ -109,7 +107,7 @@ class LBDN(nn.Module):
         ]
         head = OrthoLinear(widths[-1], out_features, True, ortho_params, device, dtype)
         self.layers = nn.Sequential(*layers, head)
-        self.lipschitz = lipschitz
+        self.lipschitz = check_constant(lipschitz, "LBDN")
 
     @property
     def guarantee(self) -> Guarantee:

@@ -32,6 +32,9 @@ class SDPBasedLipschitzDense(DenseBlock):
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (the original has one).
         ortho_params: how P is made orthogonal.
+        device: of the parameters.
+        dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> SDPBasedLipschitzDense(8, 8, inner_dim=32)(torch.randn(5, 8)).shape
     torch.Size([5, 8])
@@ -48,18 +51,19 @@ class SDPBasedLipschitzDense(DenseBlock):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         check_sizes(type(self).__name__, in_features=in_features, out_features=out_features, inner_dim=inner_dim)
         self.in_features, self.out_features, self.inner_dim = in_features, out_features, inner_dim
         kernels = SDPKernels(ConvGeometry.of(1, in_features, inner_dim, 1), niter)
         if out_features == in_features:
-            self.constrain_weight(kernels, bias, device, dtype)
+            self.constrain_weight(kernels, bias, device, dtype, lipschitz)
         else:
             post = OrthogonalKernel(ConvGeometry.of(1, in_features, out_features, 1), ortho_params)
-            self.constrain_weight(FusedKernels(kernels, None, post), bias, device, dtype)
+            self.constrain_weight(FusedKernels(kernels, None, post), bias, device, dtype, lipschitz)
 
-    def extra_repr(self) -> str:
+    def size_repr(self) -> str:
         """Sizes, for printing."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, inner_dim={self.inner_dim}, "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.layers import spread_constant
 from orthogonium.models import shipped_weights
 from orthogonium.models.registry import REGISTRY, ModelEntry, check_options, find
 
@@ -18,6 +20,7 @@ def create_model(
     n_classes: int | None = None,
     *,
     pretrained: bool = False,
+    lipschitz: float = 1.0,
     **options: Any,
 ) -> nn.Module:
     """The network of this name, from images to logits.
@@ -28,6 +31,8 @@ def create_model(
         n_classes: number of logits; None for the default of the model, 10 or 1000.
         pretrained: whether to load the weights that come with the library, of which there is at most a handful. Their
             options are taken over, arguments that contradict them are refused, and the model is in eval mode.
+        lipschitz: what the constant of the network is multiplied by, any positive number: an equal share in each layer
+            that is not inside of a residual block (`orthogonium.layers.spread_constant`).
         options: of the model, see `describe_model(name).options`.
 
     >>> from orthogonium.models import create_model
@@ -35,6 +40,11 @@ def create_model(
     >>> model(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
+    if pretrained and lipschitz != 1:
+        raise ParameterError(
+            f"Trained weights belong to the constants they were trained with: got lipschitz={lipschitz} for them. Put an "
+            "`orthogonium.layers.Scale` behind the model."
+        )
     if pretrained:
         return shipped_weights.load(shipped_weights.choose(name, image_shape, n_classes, options))
     if name not in REGISTRY and name in (trained := shipped_weights.list_pretrained()):
@@ -43,21 +53,27 @@ def create_model(
         )
     entry = find(name)
     check_options(entry, options)
-    return entry.build(
+    model = entry.build(
         entry.image_shape if image_shape is None else image_shape,
         entry.n_classes if n_classes is None else n_classes,
         **options,
     )
+    return spread_constant(model, lipschitz)
 
 
-def list_models(*, pretrained: bool = False) -> list[str]:
+def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
     """Names of all models, sorted; or of all trained weights.
 
+    Args:
+        pattern: which names, with the wildcards of file names.
+        pretrained: the names of trained weights instead.
+
     >>> from orthogonium.models import list_models
-    >>> "aocnet_tiny" in list_models()
-    True
+    >>> list_models("lip_res*")
+    ['lip_resnet', 'lip_resnet18', 'lip_resnet_tiny']
     """
-    return sorted(shipped_weights.list_pretrained() if pretrained else REGISTRY)
+    names = shipped_weights.list_pretrained() if pretrained else REGISTRY
+    return sorted(name for name in names if fnmatchcase(name, pattern))
 
 
 def describe_model(name: str) -> ModelEntry:

@@ -148,5 +148,5 @@ def test_bad_arguments(layer):
 def test_it_is_a_linear_layer():
     layer = OrthoLinear(3, 5, False)
     assert isinstance(layer, nn.Linear) and layer.bias is None
-    assert layer.extra_repr() == nn.Linear(3, 5, False).extra_repr()
+    assert layer.extra_repr() == nn.Linear(3, 5, False).extra_repr() + ", kernel=OrthogonalMatrix"
     assert str(layer.guarantee) == "all singular values 1, for raw parameters of full rank"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from orthogonium import lipschitz_bound
+from orthogonium.errors import ParameterError
 from orthogonium.layers import MaxMin, OrthoLinear, UnitNormLinear
 from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.methods import METHODS
@@ -180,3 +181,21 @@ def test_every_argument_of_a_factory_is_an_option(name):
     options = describe_model(name).options
     assert "conv" in options or name == "sllxbcop_resnet50"
     assert inspect.Parameter.empty not in options.values()
+
+
+@pytest.mark.parametrize("lipschitz", [0.25, 9.0])
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_constants_of_networks(name, lipschitz):
+    """Shared by all layers of the chain, whatever else the network is made of; counted by the bound."""
+    torch.manual_seed(0)
+    model, shape = small(name, lipschitz=lipschitz)
+    torch.manual_seed(0)
+    plain, _ = small(name)
+    found, expected = (lipschitz_bound(m.eval(), shape).value for m in (model, plain))
+    assert found == pytest.approx(lipschitz * expected, rel=1e-4)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_trained_weights_have_their_constant():
+    with pytest.raises(ParameterError, match="Scale"):
+        create_model("aocnet_tiny_digits", pretrained=True, lipschitz=2.0)

@@ -91,9 +91,10 @@ def _broken(found: Spectrum, guarantee: Guarantee | None) -> tuple[str, ...]:
     """Warnings where a measured layer is not what it promises; an upper bound proves that only if it is far off."""
     if guarantee is None or guarantee.each_output:
         return ()
-    if found.sigma_max > 1 + (1e-4 if found.kind != "upper" else 0.02):
+    constant = guarantee.constant
+    if found.sigma_max > constant * (1 + (1e-4 if found.kind != "upper" else 0.02)):
         return (f"Its guarantee is broken: σ_max = {found.sigma_max:.6g} ({found.kind}).",)
-    shrinks = found.kind == "exact" and found.sigma_min < 1 - 1e-3
+    shrinks = found.kind == "exact" and found.sigma_min < constant * (1 - 1e-3)
     if guarantee.kind == "orthogonal" and shrinks and not guarantee.depends_on_size:
         return (f"It is not orthogonal: σ_min = {found.sigma_min:.6g}.",)
     return ()

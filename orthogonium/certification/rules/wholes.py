@@ -130,7 +130,7 @@ def block(call: Any) -> Any:
     owner = call.together(x, [x.dim() - 1] if dense else range(1, x.dim()))
     owner = None if owner is None else owner.expand(call.output.shape)
     step = {"kind": "upper", "factor": found.value, "sigma_max": found.value, "method": found.method} | _named(call)
-    if found.value > 1 + 1e-4:
+    if found.value > layer.guarantee.constant * (1 + 1e-4):
         step["warnings"] = (
             f"Its guarantee is broken: from its kernels and activation it is {found.value:.6g}-Lipschitz at most.",
         )
@@ -139,7 +139,7 @@ def block(call: Any) -> Any:
     terms = max(math.prod(shape[1:]) for shape in layer.packing.shapes) + 8
     factors = product_roundoff(x.dtype, x.device, not dense)
     unit = sum_roundoff(terms, unit_roundoff(x.dtype), factors)
-    inside = 2 * a * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) + (skip[0] if skip else 1.0)
+    inside = 2 * a * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) + (skip[0] if skip else layer.lipschitz)
     # The bias passes the outer kernel, and may be gone at the output.
     beside = 2 * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) * _bias_norm(layer, call.output)
     written = call.rounded(4.0).written

@@ -68,10 +68,11 @@ class OrthoConv(ConstrainedConv):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, ortho_params)
-        super().__init__(kernel, padding, bias, padding_mode, device, dtype)
+        super().__init__(kernel, padding, bias, padding_mode, device, dtype, lipschitz)
 
 
 class OrthoConvTranspose(ConstrainedConvTranspose):
@@ -92,10 +93,11 @@ class OrthoConvTranspose(ConstrainedConvTranspose):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, ortho_params)
-        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype)
+        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype, lipschitz)
 
 
 class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
@@ -115,6 +117,9 @@ class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
         bias: whether to add a learned bias.
         padding_mode: "circular" or "zeros".
         ortho_params: how matrices are made orthogonal.
+        device: of the parameters.
+        dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = AdaptiveOrthoConv2d(3, 16, kernel_size=3, stride=2)
     >>> x = torch.randn(1, 3, 8, 8)

@@ -27,9 +27,10 @@ class _AOLConv(ConstrainedConv):
         device: Device = None,
         dtype: torch.dtype | None = None,
         niter: int = 1,
+        lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        super().__init__(AlmostOrthogonalKernel(geometry, niter), padding, bias, padding_mode, device, dtype)
+        super().__init__(AlmostOrthogonalKernel(geometry, niter), padding, bias, padding_mode, device, dtype, lipschitz)
 
 
 class _AOLConvTranspose(ConstrainedConvTranspose):
@@ -48,10 +49,11 @@ class _AOLConvTranspose(ConstrainedConvTranspose):
         device: Device = None,
         dtype: torch.dtype | None = None,
         niter: int = 1,
+        lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = AlmostOrthogonalKernel(geometry, niter)
-        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype)
+        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype, lipschitz)
 
 
 class AOLConv2d(_AOLConv, nn.Conv2d):
@@ -68,6 +70,7 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
 
     Args:
         niter: steps of the bound; each doubles the size of the autocorrelation.
+        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = AOLConv2d(3, 8, kernel_size=3, padding=1, bias=False)
     >>> x = torch.randn(1, 3, 8, 8)

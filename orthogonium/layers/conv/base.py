@@ -44,7 +44,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
         super().__init_subclass__(**options)
         cls.dims = next((dims for dims, kinds in _KINDS.items() if issubclass(cls, kinds)), 0)
 
-    def _constrain(self, kernel: ConvKernel, geometry: ConvGeometry, border: Border) -> None:
+    def _constrain(self, kernel: ConvKernel, geometry: ConvGeometry, border: Border, lipschitz: float) -> None:
         """Parametrize `weight`; called once torch has initialized the layer."""
         self.geometry, self.border, self.smallest = geometry, border, kernel.smallest
         # torch refuses "same" with stride.
@@ -53,7 +53,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
             self.padding = "same"  # as the user said it, for printing
         if not kernel.trainable:
             warn_depthwise(type(self).__name__, geometry)
-        constrain(self, kernel)
+        constrain(self, kernel, lipschitz)
 
     def spectral_geometry(self) -> dict[str, bool]:
         """What `orthogonium.spectral` cannot read off the attributes: circular images are extended to tile evenly."""
@@ -66,13 +66,13 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What is known of singular values holds under circular padding that keeps every window; else 1-Lipschitz."""
+        """What is known of singular values holds under circular padding that keeps every window; else `lipschitz` alone."""
         if not self.smallest or not self.covers:
             every = not self.smallest or self.border.mode == "zeros"
-            return Guarantee("lipschitz", image_sizes=(1,) * self.dims, every_window=every)
+            return Guarantee("lipschitz", self.lipschitz, image_sizes=(1,) * self.dims, every_window=every)
         if self.smallest == 1:
-            return Guarantee("orthogonal", image_sizes=self.geometry.stride)
-        return Guarantee("lipschitz", image_sizes=self.geometry.stride, smallest=self.smallest)
+            return Guarantee("orthogonal", self.lipschitz, image_sizes=self.geometry.stride)
+        return Guarantee("lipschitz", self.lipschitz, image_sizes=self.geometry.stride, smallest=self.smallest)
 
 
 class ConstrainedConv(ConstrainedConvNd):
@@ -86,6 +86,7 @@ class ConstrainedConv(ConstrainedConvNd):
         padding_mode: str,
         device: Device,
         dtype: torch.dtype | None,
+        lipschitz: float,
     ) -> None:
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
@@ -96,7 +97,7 @@ class ConstrainedConv(ConstrainedConvNd):
             "padding_mode": padding_mode,
         }
         super().__init__(**arguments, bias=bias, device=device, dtype=dtype)
-        self._constrain(kernel, geometry, border)
+        self._constrain(kernel, geometry, border, lipschitz)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""
@@ -141,6 +142,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         padding_mode: str,
         device: Device,
         dtype: torch.dtype | None,
+        lipschitz: float,
     ) -> None:
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
@@ -165,7 +167,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
             "output_padding": extra,
         }
         super().__init__(**arguments, bias=bias, device=device, dtype=dtype)
-        self._constrain(kernel, geometry, border)
+        self._constrain(kernel, geometry, border, lipschitz)
         self.padding_mode = border.mode
 
     @property

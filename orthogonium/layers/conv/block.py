@@ -55,8 +55,8 @@ class ConvBlock(LipschitzBlock):
 
     @property
     def guarantee(self) -> Guarantee:
-        """1-Lipschitz under both padding modes."""
-        return Guarantee("lipschitz", image_sizes=(1,) * self.dims)
+        """`lipschitz`-Lipschitz under both padding modes."""
+        return Guarantee("lipschitz", self.lipschitz, image_sizes=(1,) * self.dims)
 
     @as_a_whole
     def forward(self, x: Tensor) -> Tensor:
@@ -68,9 +68,9 @@ class ConvBlock(LipschitzBlock):
         y = convolve(self.activation(y), outer, None, self.borders[1], self.dilation, self.groups)
         if skip:
             return y + convolve(x, skip[0], None, self.borders[2], self.dilation, self.groups)
-        return y + x if self.residual else y
+        return y + self.skip(x) if self.residual else y
 
-    def extra_repr(self) -> str:
+    def size_repr(self) -> str:
         """Sizes, for printing."""
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
         for name in ("stride", "dilation"):

@@ -30,6 +30,9 @@ class CPLConv2d(ConvBlock):
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
+        device: of the parameters.
+        dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> block = CPLConv2d(4, 8)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -50,12 +53,13 @@ class CPLConv2d(ConvBlock):
         niter: int = 4,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         inner = channels if inner_channels is None else inner_channels
         core = ConvGeometry.of(self.dims, channels, inner, kernel_size, 1, dilation, groups)
         self.set_residual(core, padding_mode)
-        self.constrain_weight(PotentialKernels(core, niter), bias, device, dtype)
+        self.constrain_weight(PotentialKernels(core, niter), bias, device, dtype, lipschitz)
 
 
 class CPLConv1d(CPLConv2d, dims=1):

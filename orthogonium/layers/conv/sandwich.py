@@ -36,6 +36,9 @@ class SandwichConv2d(ConvBlock):
         padding_mode: "circular" or "zeros".
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
+        device: of the parameters.
+        dtype: of the parameters.
+        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> layer = SandwichConv2d(3, 8, kernel_size=3, stride=2)
     >>> x, y = torch.randn(2, 1, 3, 9, 8)
@@ -61,6 +64,7 @@ class SandwichConv2d(ConvBlock):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
@@ -76,7 +80,7 @@ class SandwichConv2d(ConvBlock):
             replace(geometry, kernel_size=kernels.coarse_size, stride=(1,) * self.dims), "same", padding_mode
         )
         self.set_geometry(geometry, (inner, coarse.adjoint()))
-        self.constrain_weight(kernels, bias, device, dtype)
+        self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
 
 class SandwichConv1d(SandwichConv2d, dims=1):

@@ -38,6 +38,9 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (the original has one).
+        device: of the parameters.
+        dtype: of the parameters.
+        lipschitz: the constant of the block, any positive number, by which its output is multiplied.
 
     >>> block = SDPBasedLipschitzResBlock(4, 2)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -58,12 +61,13 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         niter: int = 1,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         inner = inner_channels(type(self).__name__, cin, inner_dim_factor, groups)
         core = ConvGeometry.of(self.dims, cin, inner, kernel_size, 1, dilation, groups)
         self.set_residual(core, padding_mode)
-        self.constrain_weight(SDPKernels(core, niter), bias, device, dtype)
+        self.constrain_weight(SDPKernels(core, niter), bias, device, dtype, lipschitz)
 
 
 SDPBasedLipschitzConv = SDPBasedLipschitzResBlock
@@ -114,6 +118,7 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         geometry = ConvGeometry.of(self.dims, cin, cout, kernel_size, stride, dilation, groups)
@@ -134,7 +139,7 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
         )
         first, middle, last = (Border.of(g, "same", padding_mode) for g in (pre, core, post))
         self.set_geometry(geometry, (first.then(middle), middle.adjoint().then(last), first.then(last)))
-        self.constrain_weight(kernels, bias, device, dtype)
+        self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
 
 def _middle_channels(post: ConvGeometry) -> int:
@@ -176,6 +181,7 @@ class AOCLipschitzResBlock(ConvBlock):
         activation: Activation = "relu",
         device: Device = None,
         dtype: torch.dtype | None = None,
+        lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
         inner = inner_channels(type(self).__name__, in_channels, inner_dim_factor, groups)
@@ -184,7 +190,7 @@ class AOCLipschitzResBlock(ConvBlock):
         if not kernels.orthogonal.trainable:
             warn_depthwise(type(self).__name__, core)
         self.set_residual(core, padding_mode)
-        self.constrain_weight(kernels, bias, device, dtype)
+        self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
 
 class SDPBasedLipschitzResBlock1d(SDPBasedLipschitzResBlock, dims=1):

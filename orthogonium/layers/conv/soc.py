@@ -109,11 +109,12 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
         order: int = 4,
         niter: int = 1,
         padding_to: PaddingTo = "series",
+        lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, order, niter, ortho_params)
         seen = _SeenPadding(kernel, padding, padding_to).of_convolution()
-        super().__init__(kernel, seen, bias, padding_mode, device, dtype)
+        super().__init__(kernel, seen, bias, padding_mode, device, dtype, lipschitz)
 
 
 class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
@@ -135,11 +136,12 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
         order: int = 4,
         niter: int = 1,
         padding_to: PaddingTo = "series",
+        lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, order, niter, ortho_params)
         seen, extra = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
-        super().__init__(kernel, seen, extra, bias, padding_mode, device, dtype)
+        super().__init__(kernel, seen, extra, bias, padding_mode, device, dtype, lipschitz)
 
 
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):

@@ -1,0 +1,112 @@
+"""Multiplication by a number, fixed or trained below a limit, and a constant shared between the layers of a network."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.errors import ParameterError
+from orthogonium.layers.guarantee import Guarantee, check_constant
+from orthogonium.layers.parametrization import Constrained
+
+_START = 0.9  # of the limit, where a trained factor starts
+
+
+class Scale(nn.Module):
+    """Multiplies by `lipschitz`, or by a trained factor that never exceeds it.
+
+    Guarantee: all singular values are `lipschitz`; if `learnable`, they are equal, positive and at most `lipschitz`,
+    whatever the optimizer does: the factor is `lipschitz · sigmoid(α)`, and starts at 0.9 times the limit.
+
+    Args:
+        lipschitz: the factor, or its limit; any positive number.
+        learnable: whether the factor is trained.
+        device: of α.
+        dtype: of α.
+
+    >>> Scale(3.0)(torch.ones(2))
+    tensor([3., 3.])
+    >>> trained = Scale(3.0, learnable=True)
+    >>> round(trained.factor.item(), 4)
+    2.7
+    """
+
+    alpha: nn.Parameter | None
+
+    def __init__(
+        self,
+        lipschitz: float,
+        learnable: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.lipschitz = check_constant(lipschitz, "Scale")
+        self.register_parameter(
+            "alpha", nn.Parameter(torch.empty(1, device=device, dtype=dtype)) if learnable else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to where the factor starts."""
+        if self.alpha is not None:
+            nn.init.constant_(self.alpha, math.log(_START / (1 - _START)))
+
+    @property
+    def factor(self) -> Tensor | float:
+        """What inputs are multiplied by, in float32 or better."""
+        if self.alpha is None:
+            return self.lipschitz
+        precise = self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
+        return self.lipschitz * torch.sigmoid(precise).squeeze(0)  # without axes, so that every input keeps its shape
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """All singular values are the factor."""
+        if self.alpha is None:
+            return Guarantee("orthogonal", self.lipschitz)
+        return Guarantee("lipschitz", self.lipschitz)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        return (x * self.factor).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The factor, or its limit."""
+        return f"{self.lipschitz:.6g}" + ("" if self.alpha is None else ", learnable=True")
+
+
+def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
+    """Multiply the constant of a network by `lipschitz`, an equal share in each layer of its chain; returns the network.
+
+    The chain is what the network consists of where it is an `nn.Sequential`, of others, to any depth. All of its n
+    constrained layers get the factor `lipschitz^(1/n)`, so that numbers on the way grow or shrink evenly. Layers inside of
+    wrappers (residual ones, for which constants do not simply multiply) keep theirs.
+
+    >>> from orthogonium.layers import MaxMin, OrthoLinear
+    >>> model = spread_constant(nn.Sequential(OrthoLinear(4, 4), MaxMin(), OrthoLinear(4, 4)), 9.0)
+    >>> [round(layer.lipschitz, 6) for layer in (model[0], model[2])]
+    [3.0, 3.0]
+    """
+    lipschitz = check_constant(lipschitz, "spread_constant")
+    layers = _chain(model)
+    if lipschitz == 1:
+        return model
+    if not layers:
+        raise ParameterError(
+            f"{type(model).__name__} is no chain (nn.Sequential) with constrained layers, so that there is nothing to give "
+            f"the constant {lipschitz:.6g} to. Put a `Scale({lipschitz:.6g})` before or after it."
+        )
+    share = lipschitz ** (1 / len(layers))
+    for layer in dict.fromkeys(layers):  # one that is applied twice counts twice, and is scaled once
+        layer.lipschitz *= share
+    return model
+
+
+def _chain(module: nn.Module) -> list[Constrained]:
+    if isinstance(module, Constrained):
+        return [module]
+    return [layer for child in module for layer in _chain(child)] if isinstance(module, nn.Sequential) else []
