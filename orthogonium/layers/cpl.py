@@ -25,8 +25,6 @@ class CPLLinear(DenseBlock):
         bias: whether the inner units have a bias.
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0.
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> layer = CPLLinear(4, 16)

@@ -53,8 +53,6 @@ class OrthoLinear(_ConstrainedLinear):
         out_features: size of an output.
         bias: whether to add a learned bias.
         ortho_params: how the raw matrix is made orthogonal (`orthogonium.reparametrizers` has the presets).
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = OrthoLinear(8, 4)

@@ -30,8 +30,6 @@ class SandwichLinear(DenseBlock):
         bias: whether the inner units have a bias. Without it Ψ passes through ReLU, and is left out there.
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how `[A B]` is made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> layer = SandwichLinear(3, 8)
@@ -79,8 +77,6 @@ class LBDN(nn.Module):
         lipschitz: γ > 0.
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
 
     >>> net = LBDN(2, [16, 16], 3, lipschitz=10.0)
     >>> x, y = torch.randn(2, 5, 2)

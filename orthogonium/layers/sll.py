@@ -32,8 +32,6 @@ class SDPBasedLipschitzDense(DenseBlock):
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (the original has one).
         ortho_params: how P is made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> SDPBasedLipschitzDense(8, 8, inner_dim=32)(torch.randn(5, 8)).shape

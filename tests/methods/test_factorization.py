@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from orthogonium.methods.bcop.composition import compose
 from orthogonium.methods.bcop.factorization import factorize
 from orthogonium.methods.bcop.inverse import decompose
-from orthogonium.methods.bcop.composition import compose
 
 
 def bases_of(*shape):

@@ -117,8 +117,6 @@ class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
         bias: whether to add a learned bias.
         padding_mode: "circular" or "zeros".
         ortho_params: how matrices are made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = AdaptiveOrthoConv2d(3, 16, kernel_size=3, stride=2)

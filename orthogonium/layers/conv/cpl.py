@@ -30,8 +30,6 @@ class CPLConv2d(ConvBlock):
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> block = CPLConv2d(4, 8)

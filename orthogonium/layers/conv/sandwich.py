@@ -36,8 +36,6 @@ class SandwichConv2d(ConvBlock):
         padding_mode: "circular" or "zeros".
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
 
     >>> layer = SandwichConv2d(3, 8, kernel_size=3, stride=2)

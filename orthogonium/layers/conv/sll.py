@@ -38,8 +38,6 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (the original has one).
-        device: of the parameters.
-        dtype: of the parameters.
         lipschitz: the constant of the block, any positive number, by which its output is multiplied.
 
     >>> block = SDPBasedLipschitzResBlock(4, 2)
