@@ -64,9 +64,8 @@ class SandwichKernels(Kernels):
         if self.lift is None:
             b = self._spread(b)
         else:
-            b = block_conv(
-                self.lift.build(*raw[count : count + len(self.lift.raw_shapes)]), dilate(b, g.stride), g.groups
-            )
+            lift = self.lift.build(*raw[count : count + len(self.lift.raw_shapes)])
+            b = block_conv(lift, dilate(b, g.stride), g.groups)
         root = math.sqrt(2)
         if not self.scaled:
             return root * b, adjoint(root * a, g.groups)

@@ -78,10 +78,8 @@ class ConvBlock(LipschitzBlock):
                 text += f", {name}={getattr(self, name)}"
         if self.groups != 1:
             text += f", groups={self.groups}"
-        return (
-            text
-            + f", inner={self.packing.shapes[0][0]}, bias={self.bias is not None}, padding_mode={self.padding_mode}"
-        )
+        text += f", inner={self.packing.shapes[0][0]}, bias={self.bias is not None}"
+        return f"{text}, padding_mode={self.padding_mode}"
 
 
 def inner_channels(name: str, channels: int, factor: float, groups: int) -> int:
