@@ -10,6 +10,15 @@ from orthogonium.kernels import adjoint, block_conv
 from orthogonium.spectral import circular_gram_bound, convolution, gram_bound
 
 
+def fast_matrix_conv(
+    m1: Tensor,  # (c2, c1/g, *k)
+    m2: Tensor,  # (c3, c2/g, *l)
+    groups: int = 1,
+) -> Tensor:  # (c3, c1/g, *(k+l−1))
+    """`block_conv`: the kernel of the convolution with m1, then with m2."""
+    return block_conv(m1, m2, groups)
+
+
 def fast_batched_matrix_conv(
     m1: Tensor,  # (b, c2, c1/g, *k)
     m2: Tensor,  # (b, c3, c2/g, *l)

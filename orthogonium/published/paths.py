@@ -25,6 +25,12 @@ _LINEAR = "orthogonium.layers.linear"
 _HELPERS = "orthogonium.published.helpers"
 _REPARAMETRIZERS = "orthogonium.reparametrizers"
 
+_FAST_SOC = {"FastSOC": f"{_SOC}:AdaptiveSOCConv2d", "SOCTranspose": f"{_SOC}:AdaptiveSOCConvTranspose2d"}
+_SOC_RKO = {
+    "SOCRkoConv2d": f"{_SOC}:AdaptiveSOCConv2d",
+    "SOCRkoConvTranspose2d": f"{_SOC}:AdaptiveSOCConvTranspose2d",
+}
+
 # path → name there → "module:name" here, or the module if the name is the same
 PATHS: dict[str, dict[str, str]] = {
     "orthogonium.model_factory.classparam": dict.fromkeys(("ClassParam", "flatten_config"), "orthogonium.class_param"),
@@ -36,35 +42,42 @@ PATHS: dict[str, dict[str, str]] = {
     },
     f"{_AOC}.fast_block_ortho_conv": {
         **dict.fromkeys(("FastBlockConv2d", "FastBlockConvTranspose2D"), _AOC),
-        "fast_matrix_conv": "orthogonium.kernels:block_conv",
-        **dict.fromkeys(("fast_batched_matrix_conv", "transpose_kernel", "block_orth"), _HELPERS),
+        **dict.fromkeys(("fast_matrix_conv", "fast_batched_matrix_conv", "transpose_kernel", "block_orth"), _HELPERS),
         **dict.fromkeys(("L2Normalize", "OrthoParams"), _REPARAMETRIZERS),
     },
     f"{_AOC}.rko_conv": {**dict.fromkeys(("RKOConv2d", "RkoConvTranspose2d"), _AOC), "OrthoParams": _REPARAMETRIZERS},
     f"{_AOC}.bcop_x_rko_conv": {
         **dict.fromkeys(("BcopRkoConv2d", "BcopRkoConvTranspose2d"), _AOC),
-        "fast_matrix_conv": "orthogonium.kernels:block_conv",
+        "fast_matrix_conv": _HELPERS,
         "OrthoParams": _REPARAMETRIZERS,
     },
-    f"{_AOL}.aol": dict.fromkeys(("AOLConv2D", "AOLConvTranspose2D"), _AOL),
-    f"{_SLL}.sll_layer": dict.fromkeys(
-        ("SDPBasedLipschitzResBlock", "SDPBasedLipschitzDense", "SLLxAOCLipschitzResBlock", "AOCLipschitzResBlock"),
-        _SLL,
-    ),
+    f"{_AOL}.aol": {
+        **dict.fromkeys(("AOLConv2D", "AOLConvTranspose2D"), _AOL),
+        "conv_orthogonal_": "orthogonium.layers.conv.init",
+        **dict.fromkeys(("fast_matrix_conv", "transpose_kernel"), _HELPERS),
+    },
+    f"{_SLL}.sll_layer": {
+        **dict.fromkeys(
+            ("SDPBasedLipschitzResBlock", "SDPBasedLipschitzDense", "SLLxAOCLipschitzResBlock", "AOCLipschitzResBlock"),
+            _SLL,
+        ),
+        "AdaptiveOrthoConv2d": _AOC,
+        "OrthoParams": _REPARAMETRIZERS,
+        **dict.fromkeys(("fast_matrix_conv", "transpose_kernel"), _HELPERS),
+    },
     f"{_SOC}.ortho_conv": {
         **dict.fromkeys(("AdaptiveSOCConv2d", "AdaptiveSOCConvTranspose2d"), _SOC),
+        **_FAST_SOC,
+        **_SOC_RKO,
+        **dict.fromkeys(("RKOConv2d", "RkoConvTranspose2d"), _AOC),
         "OrthoParams": _REPARAMETRIZERS,
     },
-    f"{_SOC}.fast_skew_ortho_conv": {
-        "FastSOC": f"{_SOC}:AdaptiveSOCConv2d",
-        "SOCTranspose": f"{_SOC}:AdaptiveSOCConvTranspose2d",
+    f"{_SOC}.fast_skew_ortho_conv": {**_FAST_SOC, **dict.fromkeys(("fast_matrix_conv", "transpose_kernel"), _HELPERS)},
+    f"{_SOC}.soc_x_rko_conv": {**_SOC_RKO, "fast_matrix_conv": _HELPERS, "OrthoParams": _REPARAMETRIZERS},
+    f"{_SPECTRAL}.get_sv": {
+        "get_conv_sv": _SPECTRAL,
+        **dict.fromkeys(("compute_delattre2023", "compute_delattre2024"), _HELPERS),
     },
-    f"{_SOC}.soc_x_rko_conv": {
-        "SOCRkoConv2d": f"{_SOC}:AdaptiveSOCConv2d",
-        "SOCRkoConvTranspose2d": f"{_SOC}:AdaptiveSOCConvTranspose2d",
-        "OrthoParams": _REPARAMETRIZERS,
-    },
-    f"{_SPECTRAL}.get_sv": {"get_conv_sv": _SPECTRAL},
     f"{_SPECTRAL}.delattre24": dict.fromkeys(("compute_delattre2023", "compute_delattre2024"), _HELPERS),
     f"{_LINEAR}.ortho_linear": {
         **dict.fromkeys(("OrthoLinear", "UnitNormLinear"), _LINEAR),

@@ -65,8 +65,8 @@ def test_any_weight_is_brought_into_the_set(make):
 
 
 def test_the_weight_is_the_nearest_one():
-    w = torch.randn(4, 6)
-    u, _, vh = torch.linalg.svd(w, full_matrices=False)
+    u, _, vh = torch.linalg.svd(torch.randn(4, 6), full_matrices=False)
+    w = u @ torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])) @ vh  # well conditioned: rounding is not amplified
     layer = OrthoLinear(6, 4, ortho_params=POLAR_ORTHO_PARAMS)
     layer.weight = w
     torch.testing.assert_close(layer.weight.detach(), u @ vh, rtol=0, atol=1e-5)

@@ -18,14 +18,17 @@ DEEP = {
     ),
     "orthogonium.layers.conv.AOC.rko_conv": "RKOConv2d RkoConvTranspose2d",
     "orthogonium.layers.conv.AOC.bcop_x_rko_conv": "BcopRkoConv2d BcopRkoConvTranspose2d",
-    "orthogonium.layers.conv.AOL.aol": "AOLConv2D AOLConvTranspose2D",
+    "orthogonium.layers.conv.AOL.aol": "AOLConv2D AOLConvTranspose2D conv_orthogonal_ fast_matrix_conv transpose_kernel",
     "orthogonium.layers.conv.SLL.sll_layer": (
-        "SDPBasedLipschitzResBlock SDPBasedLipschitzDense SLLxAOCLipschitzResBlock AOCLipschitzResBlock"
+        "SDPBasedLipschitzResBlock SDPBasedLipschitzDense SLLxAOCLipschitzResBlock AOCLipschitzResBlock "
+        "AdaptiveOrthoConv2d OrthoParams fast_matrix_conv transpose_kernel"
     ),
-    "orthogonium.layers.conv.adaptiveSOC.ortho_conv": "AdaptiveSOCConv2d AdaptiveSOCConvTranspose2d",
-    "orthogonium.layers.conv.adaptiveSOC.fast_skew_ortho_conv": "FastSOC SOCTranspose",
-    "orthogonium.layers.conv.adaptiveSOC.soc_x_rko_conv": "SOCRkoConv2d SOCRkoConvTranspose2d",
-    "orthogonium.layers.conv.singular_values.get_sv": "get_conv_sv",
+    "orthogonium.layers.conv.adaptiveSOC.ortho_conv": (
+        "AdaptiveSOCConv2d AdaptiveSOCConvTranspose2d FastSOC SOCRkoConv2d RKOConv2d"
+    ),
+    "orthogonium.layers.conv.adaptiveSOC.fast_skew_ortho_conv": "FastSOC SOCTranspose fast_matrix_conv transpose_kernel",
+    "orthogonium.layers.conv.adaptiveSOC.soc_x_rko_conv": "SOCRkoConv2d SOCRkoConvTranspose2d fast_matrix_conv",
+    "orthogonium.layers.conv.singular_values.get_sv": "get_conv_sv compute_delattre2023 compute_delattre2024",
     "orthogonium.layers.conv.singular_values.delattre24": "compute_delattre2023 compute_delattre2024",
     "orthogonium.layers.linear.ortho_linear": "OrthoLinear UnitNormLinear",
 }
@@ -68,7 +71,7 @@ def test_kernel_helpers():
     )
 
     x, m1, m2 = torch.randn(1, 8, 9, 9), torch.randn(5, 6, 4, 3, 3), torch.randn(5, 8, 3, 2, 2)
-    composed = fast_matrix_conv(m1[0], m2[0], groups=2)
+    composed = fast_matrix_conv(m1=m1[0], m2=m2[0], groups=2)
     torch.testing.assert_close(
         F.conv2d(x, composed, groups=2), F.conv2d(F.conv2d(x, m1[0], groups=2), m2[0], groups=2), rtol=1e-4, atol=1e-4
     )
