@@ -39,8 +39,8 @@ def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) →
 
     With `G₀ = WWᵀ` (smaller side) and `Gᵢ₊₁ = GᵢGᵢᵀ`, `‖W‖ ≤ ‖G_N‖_F^(2^-(N+1))`; each step halves the logarithm of
     the looseness, at most `rank^(2^-(N+2))`: 1.05 for rank 512 after 5 steps. The recursion is scaled by powers kept
-    in a logarithm. Each product is exact to a relative `n·eps` in norm, and its error passes through the root; their
-    sum is below `n·eps`, by which the result is inflated.
+    in a logarithm. Sums of n products are exact to a relative `n·eps/2`, the error of each product of matrices passes
+    through its root, and the sum of all is below `n·eps/2`, by which the result is inflated.
     """
     check_matrix(w, "spectral_norm_bound")
     if w.numel() == 0:
@@ -58,7 +58,7 @@ def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) →
         gram = gram @ gram.mT
         root = root / 2
     norm = gram.square().sum((-2, -1), keepdim=True).clamp_min(tiny).sqrt()
-    inflation = 1 + (max(w.shape[-2:]) + 32) * torch.finfo(w.dtype).eps
+    inflation = 1 + (max(w.shape[-2:]) / 2 + 32) * torch.finfo(w.dtype).eps
     # Numbers below `tiny` have no relative precision: one step of theirs is eps·tiny.
     step = torch.where(scale > 0, torch.finfo(w.dtype).eps * tiny, 0.0)
     return scale * (logarithm + root * norm.log()).exp() * inflation + step

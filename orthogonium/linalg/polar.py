@@ -26,6 +26,7 @@ from orthogonium.linalg.newton_schulz import cubic_step, quintic_step
 from orthogonium.linalg.precision import (
     check_matrix,
     check_shape,
+    float64_is_cheap,
     full_precision,
     full_precision_backward,
     scale_to_unit,
@@ -177,6 +178,8 @@ def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     check_matrix(w, "polar")
     if w.numel() == 0:
         return w
+    if float64_is_cheap(w):
+        return polar(w.double()).to(w.dtype)
     w = scale_to_unit(w)
     tall = w.shape[-2] > w.shape[-1]
     rows = (_Polar if torch.compiler.is_compiling() else _PolarForward).apply(w.mT if tall else w)

@@ -89,6 +89,15 @@ def _is_dual(x: Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None
 
 
+def float64_is_cheap(x: Tensor) -> bool:
+    """Whether `x` is in float32 where float64 takes twice the time, not 64 times: on CPUs.
+
+    However orthogonal a result is in float32, it is off from the exact one by its condition number times eps, and so are
+    gradients. Float64 makes them exact to float32.
+    """
+    return x.dtype == torch.float32 and x.device.type == "cpu"
+
+
 def waits(x: Tensor) -> bool:
     """Whether to look at values means to wait for a device, and to break the capture of its work."""
     return x.device.type != "cpu"

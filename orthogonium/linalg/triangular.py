@@ -10,14 +10,15 @@ Tall matrices are transposed: their columns are orthonormalized.
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
 A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
-κ ≤ 5e3 and three serve κ ≤ 1e6. The shift is part of every pass: it keeps rank-deficient input finite (lost directions
-come out as zero), and what it takes from the other directions is given back in the later passes.
+κ ≤ 5e3 (2e7 in float64) and three serve κ ≤ 1e6. The shift is part of every pass: it keeps rank-deficient input finite (lost
+directions come out as zero), and what it takes from the other directions is given back in the later passes.
 
 Note [Passes]
 After the first pass no singular value exceeds 1, so that `r − trace(XXᵀ)` bounds what is missing of the smallest one: where
 it is below ½ at the beginning of a pass, that pass is exact to a few eps, and the last one. So the processor counts as it
-goes, up to four, and warns if that was not enough. To look at values would make an accelerator wait: there, and where
-there are no values, it is always three.
+goes. However orthonormal W is, it is off by κ·eps/10 from the factor of X, and so are gradients. Hence where float32 needs a
+third pass, the processor starts again in float64. There it goes up to four, and warns if that was not enough. To look at
+values would make an accelerator wait: there, and where there are no values, it is always three, in the precision of X.
 
 Note [Preconditioning]
 Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives of
@@ -44,6 +45,7 @@ from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.precision import (
     check_matrix,
     check_shape,
+    float64_is_cheap,
     full_precision,
     magnitude,
     may_look,
@@ -71,9 +73,12 @@ def _cholesky_rows(x: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:  # (b, r, 
 
 
 def _cholesky_passes(x: Tensor, passes: int | None, name: str) -> Factorization:
-    """`W`, `Lᵀ` and the scale of `X`, by one pass or as many as it takes. Note [Shifted Cholesky], Note [Passes]."""
+    """`W`, `Lᵀ` and the scale of `X`, by one pass or as many as it takes. Note [Shifted Cholesky], Note [Passes].
+
+    What was ill-conditioned in float32 comes back in float64.
+    """
     eps = torch.finfo(x.dtype).eps
-    scale = magnitude(x)
+    scale, start = magnitude(x), x
     x = x / scale
     rank = x.shape[1]
     gram = torch.bmm(x, x.mT)
@@ -86,6 +91,8 @@ def _cholesky_passes(x: Tensor, passes: int | None, name: str) -> Factorization:
     for done in range(1, most):
         gram = _shifted_gram(x)
         missing = rank - gram.diagonal(dim1=-2, dim2=-1).sum(-1).min().item() if looks else 0.0
+        if missing > 0.5 and x.dtype == torch.float32:
+            return _cholesky_passes(start.double(), passes, name)
         x, factor = _cholesky_rows(x, gram)
         upper = torch.bmm(factor, upper)
         if looks and missing <= 0.5:
@@ -128,26 +135,27 @@ class _GramSchmidt(HandWritten):
     @staticmethod
     def compute(x: Tensor, factorize: Algorithm) -> tuple[Tensor, list[Tensor]]:
         w, upper, scale = factorize(_batch(x))
-        return w.reshape(x.shape), [w, upper, scale]
+        return w.to(x.dtype).reshape(x.shape), [w, upper, scale]
 
     @staticmethod
     def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor, None]:
         w, upper, scale = saved
-        g = _batch(grad)
+        g = _batch(grad).to(w.dtype)
         inner = torch.bmm(g, w.mT)
         inner = inner.tril() + inner.tril(-1).mT
         rest = torch.baddbmm(g, inner, w, alpha=-1)
         grad_x = torch.linalg.solve_triangular(upper.mT, rest.mT, upper=False, left=False).mT
-        return (grad_x / scale).reshape(grad.shape), None
+        return (grad_x / scale).to(grad.dtype).reshape(grad.shape), None
 
     @classmethod
     def plain(cls, x: Tensor, factorize: Algorithm) -> Tensor:
         """Note [Preconditioning]."""
         flat = _batch(x)
         w, upper, scale = factorize(flat.detach())
-        y = torch.linalg.solve_triangular(upper, (flat / scale).mT, upper=True, left=False).mT
+        y = torch.linalg.solve_triangular(upper, (flat.to(w.dtype) / scale).mT, upper=True, left=False).mT
         y, _ = _cholesky_rows(y, _shifted_gram(y))
-        return (w + (y - y.detach())).reshape(x.shape)  # the derivatives of y, the value of the algorithm
+        # The derivatives of y, the value of the algorithm.
+        return (w + (y - y.detach())).to(x.dtype).reshape(x.shape)
 
 
 @full_precision
@@ -192,9 +200,11 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """
     check_matrix(w, "qr")
     refuse_onnx("qr")
-    w = scale_to_unit(w)
     if w.numel() == 0:
         return w
+    if float64_is_cheap(w):
+        return qr(w.double()).to(w.dtype)
+    w = scale_to_unit(w)
     tall = w.shape[-2] >= w.shape[-1]
     rows = evaluate(_GramSchmidt, w.mT if tall else w, _householder)
     return rows.mT if tall else rows

@@ -68,8 +68,9 @@ def squared_norm_bound(
     chosen = torch.take_along_dim(real, loudest, 0)
     phase = None if imaginary is None else torch.take_along_dim(imaginary, loudest, 0)
     between = math.prod([math.cos(math.pi * (k - 1) / (2 * n)) for k, n in zip(sizes, grid, strict=True)])
-    terms = 2 * max(smaller.shape[0] // groups, smaller.shape[1]) + math.prod(sizes) + 32
-    rounding = 1 + 2 * terms * torch.finfo(kernel.dtype).eps
+    # Sums of n products are exact to a relative n·eps/2; those of complex ones have twice as many.
+    terms = max(smaller.shape[0] // groups, smaller.shape[1]) * (1 if phase is None else 2) + math.prod(sizes)
+    rounding = 1 + (terms + 64) * torch.finfo(kernel.dtype).eps
     return _gram_iteration((chosen, phase), niter)[0].exp() * (rounding / between**2)
 
 

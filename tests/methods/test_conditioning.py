@@ -65,18 +65,16 @@ def gradients(constraint, raw, target):
 
 
 def error(constraint, raw):
-    """Of the float32 gradient, against that in float64 but for a factor: bounds are inflated by their own rounding."""
+    """Of the float32 gradient, relative to that in float64."""
     with torch.no_grad():
         target = torch.randn(constraint(*raw).shape, dtype=torch.float64)
     expected, result = gradients(constraint, raw, target), gradients(constraint, raw, target.float())
-    factor = (expected * result).sum() / expected.square().sum()
-    assert abs(factor - 1) <= 1e-3
-    return (result - factor * expected).norm() / expected.norm()
+    return (result - expected).norm() / expected.norm()
 
 
 def trained(constraint, raw):
     raw = [r.clone().requires_grad_() for r in raw]
-    target, optimizer = torch.randn_like(constraint(*raw)), torch.optim.Adam(raw, lr=1e-3)
+    target, optimizer = torch.randn_like(constraint(*raw)), torch.optim.Adam(raw, lr=1e-2)
     for _ in range(200):
         optimizer.zero_grad()
         (constraint(*raw) * target).sum().backward()
@@ -97,6 +95,15 @@ def test_gradients_in_float32(method):
         raw = [p.detach() for p in layer.parametrizations.weight.parameters()]
         for start in (raw, [torch.randn_like(r) for r in raw], trained(constraint, raw)):
             assert error(constraint, start) <= 1e-4
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if METHODS[method].linear])
+def test_gradients_of_large_matrices_in_float32(method):
+    """Where bounds of norms are inflated most by their own rounding."""
+    layer = LipschitzLinear(512, 512, method=method)
+    raw = [p.detach() for p in layer.parametrizations.weight.parameters()]
+    for start in (raw, [torch.randn_like(r) for r in raw]):
+        assert error(layer.parametrizations.weight[0], start) <= 1e-4
 
 
 def test_gradients_next_to_the_kinks_of_aol():
