@@ -11,7 +11,6 @@ from tests.models.cases import small
 from tests.processes import run_distributed
 
 FEW = ["aocnet_v1", "lip_resnet_tiny", "sllxbcop_resnet50"]
-REST = sorted({*list_models()} - {*FEW})
 STEPS, BATCH = 2, 4
 
 
