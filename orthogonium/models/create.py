@@ -30,7 +30,8 @@ def create_model(
         image_shape: (channels, height, width); None for the default of the model.
         n_classes: number of logits; None for the default of the model, 10 or 1000.
         pretrained: whether to load the weights that come with the library, of which there is at most a handful. Their
-            options are taken over, arguments that contradict them are refused, and the model is in eval mode.
+            options are taken over, arguments that contradict them are refused, and the model is in eval mode. Another
+            `n_classes` than they were trained for gives a new head, random, on the trained features.
         lipschitz: what the constant of the network is multiplied by, any positive number: an equal share in each layer
             that is not inside of a residual block (`orthogonium.layers.spread_constant`).
         options: of the model, see `describe_model(name).options`.
@@ -46,7 +47,7 @@ def create_model(
             "`orthogonium.layers.Scale` behind the model."
         )
     if pretrained:
-        return shipped_weights.load(shipped_weights.choose(name, image_shape, n_classes, options))
+        return shipped_weights.load(shipped_weights.choose(name, image_shape, n_classes, options), n_classes)
     if name not in REGISTRY and name in (trained := shipped_weights.list_pretrained()):
         raise ParameterError(
             f"{name!r} are trained weights of the model {trained[name].model!r}: name that, or pass pretrained=True."

@@ -46,11 +46,11 @@ class Pretrained:
     certified_accuracy: Mapping[str, float]
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self) -> nn.Module:
-        """The model these are weights of, with random ones."""
+    def build(self, n_classes: int | None = None) -> nn.Module:
+        """The model these are weights of, with random ones; maybe for another number of classes."""
         entry = find(self.model)
         check_options(entry, self.options)
-        return entry.build(self.image_shape, self.n_classes, **self.options)
+        return entry.build(self.image_shape, self.n_classes if n_classes is None else n_classes, **self.options)
 
     def differences(self, image_shape: Sequence[int] | None, n_classes: int | None, options: Mapping[str, Any]) -> str:
         """What a caller asks for and these weights are not; empty if they fit."""
@@ -96,19 +96,23 @@ def choose(
     if not candidates:
         raise ParameterError(f"There are no trained weights for model {name!r}. Trained: {listing}.")
     fitting = [p for p in candidates if not p.differences(image_shape, n_classes, options)]
+    if not fitting:  # a new head can be had for any number of classes
+        fitting = [p for p in candidates if not p.differences(image_shape, None, options)]
     if not fitting:
-        reasons = "; ".join(f"{p.name} has {p.differences(image_shape, n_classes, options)}" for p in candidates)
+        reasons = "; ".join(f"{p.name} has {p.differences(image_shape, None, options)}" for p in candidates)
         raise ParameterError(f"No trained weights fit what was asked for: {reasons}. Leave these arguments out.")
     if len(fitting) > 1:
         raise ParameterError(f"Several weights fit: name one of {', '.join(p.name for p in fitting)}.")
     return fitting[0]
 
 
-def load(found: Pretrained) -> nn.Module:
-    """The model with its trained weights, in eval mode."""
-    model = found.build()
+def load(found: Pretrained, n_classes: int | None = None) -> nn.Module:
+    """The model with its trained weights, in eval mode; for another number of classes with a new head."""
+    model = found.build(n_classes)
     state = read_state(FOLDER / f"{found.name}.safetensors")
     own = model.state_dict()
+    if n_classes not in (None, found.n_classes):
+        state = {**state, **{k: own[k] for k in _head_entries(found, own, state)}}
     wrong = [f"{k} is missing" for k in own if k not in state]
     wrong += [f"{k} is not part of the model" for k in state if k not in own]
     wrong += [
@@ -121,6 +125,19 @@ def load(found: Pretrained) -> nn.Module:
         raise ShapeError(f"The weights {found.name!r} do not fit {found.model!r}: {'; '.join(wrong[:3])}{more}.")
     model.load_state_dict(state)
     return model.eval()
+
+
+def _head_entries(found: Pretrained, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """What belongs to the module whose sizes depend on the number of classes: the one that differs, the last of the model."""
+    differing = [k for k in own if k in state and state[k].shape != own[k].shape]
+    heads = {k.partition(".parametrizations.")[0].removesuffix(".bias").removesuffix(".weight") for k in differing}
+    if len(heads) != 1:
+        raise ShapeError(
+            f"The weights {found.name!r} have no single head for another number of classes: {', '.join(sorted(heads))} "
+            "depend on it."
+        )
+    (head,) = heads
+    return [k for k in own if k.startswith(f"{head}.")]
 
 
 def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:

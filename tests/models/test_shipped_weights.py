@@ -36,3 +36,18 @@ def test_digits_are_certified_as_promised():
 def test_a_shape_chooses_among_the_weights_of_one_model():
     assert create_model("aocnet_tiny", (1, 8, 8), pretrained=True)(torch.rand(1, 1, 8, 8)).shape == (1, 10)
     assert create_model("aocnet_tiny", (3, 32, 32), pretrained=True)(torch.rand(1, 3, 32, 32)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_another_number_of_classes_gets_a_new_head(name):
+    found = describe_pretrained(name)
+    torch.manual_seed(0)
+    model, trained = create_model(name, pretrained=True, n_classes=5), create_model(name, pretrained=True)
+    x = torch.rand(3, *found.image_shape)
+    assert model(x).shape == (3, 5) and not model.training
+    assert torch.equal(model[:-1](x), trained[:-1](x))
+    assert lipschitz_bound(model, found.image_shape).value <= 1 + 1e-4
+    torch.manual_seed(1)
+    other = create_model(name, pretrained=True, n_classes=5)
+    assert not torch.equal(model(x), other(x))  # the head is random
+    assert torch.equal(create_model(name, pretrained=True, n_classes=found.n_classes)(x), trained(x))
