@@ -128,7 +128,7 @@ def load(found: Pretrained, n_classes: int | None = None) -> nn.Module:
 
 
 def _head_entries(found: Pretrained, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """What belongs to the module whose sizes depend on the number of classes: the one that differs, the last of the model."""
+    """What belongs to the module whose sizes depend on the number of classes."""
     differing = [k for k in own if k in state and state[k].shape != own[k].shape]
     heads = {k.partition(".parametrizations.")[0].removesuffix(".bias").removesuffix(".weight") for k in differing}
     if len(heads) != 1:
