@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.certification.failures import RefutedError, TraceError, Unbounded, UnboundedError
+from orthogonium.certification.other_ways import other_ways
 from orthogonium.certification.places import Places, as_written
 from orthogonium.certification.rounding import Error
 from orthogonium.certification.rules import ADVICE, RULES, WHOLES, recognized
@@ -121,28 +124,36 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
 def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
     """An ordinary call, which fails as it would for anybody, and fills caches with ordinary tensors."""
     dtype, device = kind_of_input(model)
-    places = Places(model)
-    try:
-        with as_written(), places.followed():
-            model(torch.zeros(_BATCHES[0], *shape, dtype=dtype, device=device))
-    except (RuntimeError, IndexError, NotImplementedError) as error:
-        raise ShapeError(
-            f"The model does not run on a batch of {_BATCHES[0]} inputs of shape {shape} without gradients "
-            f"({places.failed or places.place}): {error}"
-        ) from error
+    for batch in _BATCHES:
+        places = Places(model)
+        try:
+            with as_written(), places.followed():
+                model(torch.zeros(batch, *shape, dtype=dtype, device=device))
+        except (RuntimeError, IndexError, NotImplementedError, AssertionError) as error:
+            if batch != _BATCHES[0] and not isinstance(error, AssertionError):
+                return  # because of something it keeps from the first call, which the walk will say
+            raise ShapeError(
+                f"The model does not run on a batch of {batch} inputs of shape {shape} without gradients "
+                f"({places.failed or places.place}): {error} (Exported programs need dynamic_shapes for the batch.)"
+            ) from error
 
 
 def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list[Any]) -> Survey:
     dtype, device = kind_of_input(model)
     walk = Walk(RULES, recognized, WHOLES, ADVICE, Places(model), BESIDE_ANY_CONSTANT)
     walk.measured = measured
+    drawn = _drawn()
     try:
         output = walk_model(model, torch.zeros(batch, *shape, dtype=dtype, device=device), walk)
-    except (RuntimeError, IndexError, NotImplementedError) as error:
+    except (RuntimeError, LookupError, NotImplementedError) as error:
         raise TraceError(
             f"{walk.places.failed or walk.place} does something with a value computed from the input that cannot be "
             f"followed: {error} Call torch functions on x itself, and keep diagnostics out of forward."
         ) from error
+    if _drawn() != drawn:
+        raise TraceError(
+            "The model draws random numbers by Python or NumPy: each call is another function. Leave them out."
+        )
     if walk.lost is not None:
         raise TraceError(
             f"{walk.place} goes on after a failure to follow what it computes, perhaps with something else: {walk.lost}"
@@ -171,6 +182,12 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list
     for base, w in form.items():
         rounding = rounding.plus(base.error.scaled(math.sqrt(largest(w))))
     return Survey(form.bound, tuple(walk.steps), tuple(walk.unbounded), _head(output, walk), rounding, walk.reach)
+
+
+def _drawn() -> tuple[Any, ...]:
+    """The states of generators of random numbers that torch knows nothing of."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else repr(numpy.random.get_state())
 
 
 def _in_order(output: Tracked, batch: int) -> bool:
@@ -228,11 +245,9 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float, error: 
     dtype, device = kind_of_input(model)
     shape = sample_shape(input_shape)
     with unchanged(model), as_written():
-        if not _same_alone(model, shape, dtype, device, bound):
-            return math.inf, (
-                "It computes something else for a sample alone than for the same sample among others: a view that is a copy "
-                "for other sizes (flatten, reshape before a write in place), or code that looks at the size of the batch."
-            )
+        otherwise = other_ways(model, shape, dtype, device, bound)
+        if otherwise is not None:
+            return math.inf, otherwise
         for fn, kind in _arithmetics(model, shape, dtype):
             noise = _NOISE * torch.finfo(kind).eps
             for scales in ((1e-3, 1.0, 1e3), (1e-3, 1.0)):  # the largest may overflow in half precision
@@ -259,21 +274,6 @@ def _explained(found: Quotient, error: Error, unit: float) -> float:
     constant, slope = error.proved
     explained = unit * (2 * constant + slope * norms) / distance if distance else 0.0
     return explained if math.isfinite(explained) else 0.0
-
-
-def _same_alone(
-    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, bound: float
-) -> bool:
-    """Whether the output of a sample does not depend on the size of its batch, but for rounding."""
-    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    with torch.no_grad():
-        together = model(x.clone()).double().reshape(len(x), -1)
-        alone = torch.stack([model(part.clone()).double().flatten() for part in x.split(1)])
-    if not together.isfinite().all():
-        return True  # which the search will say
-    size = bound * torch.linalg.vector_norm(x.double()) + torch.linalg.vector_norm(together)
-    deviation = torch.linalg.vector_norm(alone - together) if alone.shape == together.shape else math.inf
-    return bool(deviation <= max(1e-3, 16 * torch.finfo(dtype).eps) * size)
 
 
 def _arithmetics(

@@ -150,8 +150,8 @@ def certify(
     ((1.0,), True)
     """
     model = unwrapped(model)
-    radii = (eps,) if isinstance(eps, (int, float)) else tuple(eps)
-    _check(model, radii, rounding, stride, forward_error)
+    radii = _radii(eps)
+    _check(model, rounding, stride, forward_error)
     dtype, device = kind_of_input(model)
     bound: LipschitzBound | None = None
     shape: torch.Size | None = None
@@ -173,11 +173,26 @@ def certify(
     return _certificates(model, collected, bound, radii, rounding, forward_error)
 
 
-def _check(model: nn.Module, eps: tuple[float, ...], rounding: str, stride: int, forward_error: float | None) -> None:
-    if any(module.training for module in model.modules()):
+def _radii(eps: float | Sequence[float]) -> tuple[float, ...]:
+    """Radii as numbers, whatever holds them."""
+    try:
+        radii = tuple(torch.as_tensor(eps, dtype=torch.float64).flatten().tolist())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ParameterError(f"eps is a radius or several of them: got {eps!r}.") from error
+    if any(not (math.isfinite(e) and e >= 0) for e in radii):
+        raise ParameterError(f"eps are finite radii ≥ 0: got {list(radii)}.")
+    return radii
+
+
+def _in_training(module: nn.Module) -> bool:
+    """Whether some module trains. The mode of an exported program was fixed at its export, whatever its flags say."""
+    exported = isinstance(module, torch.fx.GraphModule) and "eval" in vars(module)  # put there to raise an error
+    return not exported and (getattr(module, "training", False) or any(map(_in_training, module.children())))
+
+
+def _check(model: nn.Module, rounding: str, stride: int, forward_error: float | None) -> None:
+    if _in_training(model):
         raise ParameterError("A certificate is of the model as it is deployed: call model.eval() first.")
-    if any(not (math.isfinite(e) and e >= 0) for e in eps):
-        raise ParameterError(f"eps are finite radii ≥ 0: got {list(eps)}.")
     if rounding not in ("measured", "proved"):
         raise ParameterError(f"rounding is 'measured' or 'proved': got {rounding!r}.")
     if not isinstance(stride, int) or stride < 1:
@@ -187,8 +202,9 @@ def _check(model: nn.Module, eps: tuple[float, ...], rounding: str, stride: int,
 
 
 def _fields(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    if len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch[:2]):
-        raise ShapeError("A batch begins with a pair of tensors (inputs, labels).")
+    listed = isinstance(batch, (tuple, list))
+    if not listed or len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch[:2]):
+        raise ShapeError(f"A batch begins with a pair of tensors (inputs, labels): got a {type(batch).__name__}.")
     return batch[0], batch[1]
 
 
@@ -207,7 +223,12 @@ class _Batch:
 
 def _rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> float:
     """By how much the cast of inputs to the dtype of the model moves them, relative to their norm."""
-    finer = x.is_floating_point() and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
+    if x.is_floating_point():
+        finer = torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
+    else:
+        finer = bool((x.to(dtype).double() != x.double()).any()) or float(x.double().abs().max()) > 1 / unit_roundoff(
+            dtype
+        )
     return unit_roundoff(dtype) if finer else 0.0
 
 

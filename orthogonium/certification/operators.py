@@ -8,7 +8,10 @@ import torch
 
 aten = torch.ops.aten
 # Views that torch does not call so.
-ALIASES = {aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default}
+ALIASES = {
+    aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default, aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+}  # fmt: skip
 # Operators that make Python numbers, or shapes, of values.
 READS = {
     aten._local_scalar_dense.default: "item",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthogonium.certification.float64_convolution import convolution
@@ -68,6 +69,9 @@ class Precise(Tensor):
                 return dtype if x in _FLOATING else x
             return replaced(x, of_tensor)
 
+        if torch.Tag.inplace_view in func.tags:
+            with no_dispatch():  # the shape that torch knows of the object itself
+                func(*args, **kwargs)
         run = convolution if func is torch.ops.aten.convolution.default else func
         output = run(*map(digits, args), **{name: digits(x) for name, x in kwargs.items()})
         same = {id(t.digits): t for t in tensors if isinstance(t, Precise)}

@@ -7,8 +7,9 @@ by its Lipschitz constant and adds its own:
 - *proved*: `κ·u` times the norms it reads and writes, u the unit roundoff of the arithmetic in use. For sums of k products
   κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of
   summation, blocked or fused; for elementary functions it is a small number of units in the last place;
-- *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened. No
-  arithmetic that rounds does better on inputs in general, whatever a measurement at one input says.
+- *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened; for sums of
+  k numbers √k/4 times that, if it is more, of what is added up, constants too, whatever is left of it. No arithmetic that
+  rounds does much better on inputs in general, whatever a measurement at one input, in one batch, says.
 
 Numbers on the way to a root of powers (norms) may underflow: their root is then off by `(k·tiny)^(1/p)` at most, proved
 and floor alike. Where a number may overflow ends the reach of both: `LipschitzBound.reach` is the largest norm of an
@@ -83,6 +84,11 @@ def _setting(device: torch.device, operator: str) -> str:
     if operator == "conv":
         return "tf32" if device.type == "cuda" and torch.backends.cudnn.allow_tf32 else "ieee"
     return {"highest": "ieee", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
+
+
+def sum_growth(terms: float) -> float:
+    """By how many roundings sums of so many terms are off, as a rule: errors of blocks that add up at random."""
+    return max(1.0, math.sqrt(terms) / 4)
 
 
 def sum_roundoff(terms: int, unit: float, products: float) -> float:

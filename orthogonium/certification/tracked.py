@@ -32,7 +32,7 @@ from orthogonium.certification.values import Base, Form
 from orthogonium.layers.whole import Followed
 
 if TYPE_CHECKING:
-    from orthogonium.certification.walk import Walk
+    from orthogonium.certification.tensors import Tensors
 
 T = TypeVar("T")
 
@@ -85,11 +85,11 @@ class Tracked(Followed):
 
     value: Tensor
     memory: Memory
-    walk: Walk
+    walk: Tensors
     known: dict[Any, Any]
 
     @staticmethod
-    def __new__(cls, inner: Tensor, memory: Memory, walk: Walk) -> Tracked:
+    def __new__(cls, inner: Tensor, memory: Memory, walk: Tensors) -> Tracked:
         """A tensor of the shape of `inner`."""
         self = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -136,6 +136,7 @@ class Tracked(Followed):
             "its memory, and there is none. Call torch functions on x itself, and keep diagnostics out of forward."
         )
 
+    apply_ = map_ = map2_ = _no_memory
     numpy = tolist = __dlpack__ = __array__ = data_ptr = share_memory_ = __reduce_ex__ = _no_memory
 
     def as_subclass(self, cls: Any) -> Any:

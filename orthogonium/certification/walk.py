@@ -20,8 +20,7 @@ method replaced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,21 +29,18 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthogonium.certification.checks import check_constants, check_digits, check_overlap
-from orthogonium.certification.failures import TraceError, Unbounded
+from orthogonium.certification.failures import TraceError
 from orthogonium.certification.operators import ALIASES, READS, functional_of
 from orthogonium.certification.places import Places, as_written
-from orthogonium.certification.rounding import Error, underflow, unit_roundoff
 from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound
-from orthogonium.certification.steps import Step, type_name
-from orthogonium.certification.tracked import Memories, Tracked, plain, replaced, tensors_in
-from orthogonium.certification.values import Base, largest
+from orthogonium.certification.tensors import Tensors, everything
+from orthogonium.certification.tracked import Tracked, plain, replaced, tensors_in
 from orthogonium.certification.whole_call import WholeCall, untouched
-from orthogonium.layers.guarantee import Guarantee
 
 _GENERAL = "Use operations with a bound, or divide the model so that this one lies outside."
 
 
-class Walk(TorchDispatchMode):
+class Walk(Tensors, TorchDispatchMode):
     """One walk: what was met, and what to do with operators. Note [How a model is followed].
 
     Args:
@@ -65,149 +61,11 @@ class Walk(TorchDispatchMode):
         places: Places,
         beside_any_constant: frozenset[Any] = frozenset(),
     ) -> None:
-        super().__init__()
+        Tensors.__init__(self, places)
+        TorchDispatchMode.__init__(self)
+        self.rules, self.patterns, self.wholes, self.advice = rules, patterns, wholes, advice
         self.beside_any_constant = beside_any_constant
-        self.rules, self.patterns, self.wholes, self.advice, self.places = rules, patterns, wholes, advice, places
-        self.bases: list[Base] = []
-        self.memories = Memories()
-        self.steps: list[Step] = []
-        self.unbounded: list[Unbounded] = []
-        self.marks: list[int] = []  # number of steps when the running modules were entered
         self.measured: list[Any] = []  # spectra of constants, with the constants they belong to
-        self.reach = math.inf  # the norm of inputs up to which no number overflows
-        self.paused = False
-        self.lost: BaseException | None = None  # the first failure, whatever the model made of it
-
-    # ── places ──
-
-    @property
-    def module(self) -> nn.Module | None:
-        """The module that is running."""
-        return self.places.running[-1] if self.places.running else None
-
-    @property
-    def place(self) -> str:
-        """Its name."""
-        return self.places.place
-
-    def entered(self) -> None:
-        """A module begins."""
-        self.marks.append(len(self.steps))
-
-    def left(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A module ends: the arithmetic of a layer of ours is one step of the report; the steps of its parts stay."""
-        first = self.marks.pop()
-        guarantee = getattr(module, "guarantee", None)
-        source = next((t for t in args if isinstance(t, Tracked) and not t.constant), None)
-        if not isinstance(guarantee, Guarantee) or source is None or not isinstance(output, Tracked) or output.constant:
-            return
-        place = self.place
-        own = [s for s in self.steps[first:] if s.place == place and s.kind == "constant"]
-        with self.pause():
-            before, after = source.form().bound, output.form().bound
-        if not own or not 0 < before < math.inf or math.isinf(after):
-            return
-        self.steps[first:] = [s for s in self.steps[first:] if s not in own]
-        itself = any(s.place == place for s in self.steps[first:])
-        factor = after / before
-        name = f"hook of {type_name(module)}" if itself else type_name(module)
-        leaf = not any(name != "parametrizations" for name, _ in module.named_children())
-        broken = f"Its guarantee is broken: with its forward hooks, as it runs, it is {factor:.6g}-Lipschitz at most."
-        warnings = (broken,) if leaf and factor > guarantee.constant * (1 + 1e-4) else ()
-        self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
-
-    def lose(self, message: str) -> TraceError:
-        """A failure that counts even if the model catches it."""
-        error = TraceError(message)
-        self.lost = self.lost or error
-        return error
-
-    @property
-    def batch(self) -> int:
-        """Number of samples."""
-        return self.bases[0].shape[0]
-
-    # ── tensors ──
-
-    def input(self, zeros: Tensor) -> Tracked:
-        """The input of the network, batch in front."""
-        return self.made(zeros, Base(0, tuple(zeros.shape), tuple(zeros.stride()), (), dtype=zeros.dtype))
-
-    def made(self, inner: Tensor, base: Base) -> Tracked:
-        """A tensor that is a base."""
-        memory = self.memories.of(inner)
-        memory.base = base
-        self.bases.append(base)
-        return Tracked(inner, memory, self)
-
-    def constant(self, inner: Tensor) -> Tracked:
-        """A tensor made meanwhile that does not depend on the input, but may be written to."""
-        return Tracked(inner, self.memories.of(inner), self)
-
-    def computed(self, inner: Tensor, effect: Effect | Jump, operands: Sequence[Tracked], name: str) -> Tracked:
-        """The output of an operation, as a new base."""
-        for x in operands:
-            self.check_alike(x)
-        if self.memories.find(inner) is not None or not _fills_its_memory(inner):
-            inner = inner.clone(memory_format=torch.contiguous_format)
-        number, shape, stride = len(self.bases), tuple(inner.shape), tuple(inner.stride())
-        if isinstance(effect, Jump):
-            terms = tuple(x.form() for x in operands)
-            owner = _everything(inner, self.batch) if effect.owner is None else effect.owner
-            base = Base(number, shape, stride, terms, _flat(inner, owner), reason=(name, effect), origin=effect.origin)
-            if effect.root is not None:
-                self._within(inner.dtype, math.sqrt(_norm(inner, self.batch, order=1)), effect.root.bound, 2.0)
-            return self.made(inner, base)
-        base = Base(number, shape, stride, effect.terms, _flat(inner, effect.owner), origin=effect.origin)
-        if effect.owner is None and (not shape or shape[0] != self.batch):
-            raise AssertionError("A rule has lost the batch.")
-        self._size(base, inner, effect, operands)
-        return self.made(inner, base)
-
-    def _size(self, base: Base, inner: Tensor, effect: Effect, operands: Sequence[Tracked]) -> None:
-        """Norm at the input 0, rounding and reach (Note [Rounding along the walk])."""
-        base.size = _norm(inner, self.batch)
-        if not inner.is_floating_point():
-            return
-        error = Error()
-        for form in effect.terms:
-            for source, w in form.items():
-                error = error.plus(source.error.scaled(math.sqrt(largest(w))))
-        local, dtype = effect.local, inner.dtype
-        base.error = error
-        for x in operands:
-            size = _norm(x.value, self.batch) * local.inside + local.beside
-            self._within(dtype, size, x.form().bound * local.inside, local.power)
-        self._within(dtype, base.size, base.bound, local.power)
-        if not (local.read or local.written):
-            return
-        count = max(inner.numel(), 1)
-        lost = underflow(dtype) * math.sqrt(count) + local.lost
-        if local.power != 1:
-            entries = max(x.numel() for x in operands)
-            lost += (entries * underflow(dtype)) ** (1 / local.power) * math.sqrt(count)
-        read = math.fsum(_norm(x.value, self.batch) for x in operands) if local.read else 0.0
-        slope = math.fsum(x.form().bound for x in operands) if local.read else 0.0
-        proved = (
-            local.read * read + local.written * base.size + local.offset + lost,
-            local.read * slope + local.written * base.bound,
-        )
-        unit = max(unit_roundoff(dtype), local.unit)
-        base.error = error.plus(Error(proved, (unit * (base.size + local.beside) + lost, unit * base.bound)))
-
-    def _within(self, dtype: torch.dtype, size: float, bound: float, power: float) -> None:
-        """Inputs for which `(size + bound·‖x‖)^power` is no number of the dtype are out of reach."""
-        most = (torch.finfo(dtype).max / 2) ** (1 / power)
-        if 0 < bound < math.inf:  # energies have no bound; their roots have, and are looked at instead
-            self.reach = min(self.reach, max(most - size, 0.0) / bound)
-
-    def check_alike(self, x: Tracked) -> None:
-        """What is computed for a sample must not depend on its place in the batch."""
-        if not x.alike():
-            raise TraceError(
-                f"{self.place} treats the samples of the batch differently, by their place. Index from the second axis on: "
-                "x[:, …]."
-            )
 
     # ── operators ──
 
@@ -269,9 +127,9 @@ class Walk(TorchDispatchMode):
         """Random numbers: another function at each call."""
         operands = [t for t in tensors if isinstance(t, Tracked)]
         if not all(t.constant for t in operands):
-            if func in self.rules:  # random only in training, which the rule knows
-                return self._apply(Call(self, func, args, kwargs))
             call = Call(self, func, args, kwargs)
+            if func in self.rules or call.name in self.advice:  # random only in training, or not the reason
+                return self._apply(call)
             raise TraceError(f"{self.place}: {call.name}: {' '.join(_RANDOM)}")
         self.note(func._schema.name.split("::")[-1].strip("_"), *_RANDOM)
         output = func(*plain(args), **plain(kwargs))
@@ -305,7 +163,7 @@ class Walk(TorchDispatchMode):
             self.note(call.name, missing.reason, missing.remedy)
             outputs = tensors_in(call.output)
             lost = tuple(x.form().scaled(math.inf) for x in call.operands)
-            effects = [Effect(lost, _everything(t, self.batch)) for t in outputs]
+            effects = [Effect(lost, everything(t, self.batch)) for t in outputs]
         return self._outputs(call, effects)
 
     def _outputs(self, call: Call, effects: Any) -> Any:
@@ -318,7 +176,7 @@ class Walk(TorchDispatchMode):
             effect = next(listed)
             result = self.computed(t, effect, operands, call.name)
             if first and isinstance(effect, Effect):
-                self._record(call, effect, result, operands)
+                self.record(call, effect, result, operands)
             first = False
             return result
 
@@ -410,55 +268,12 @@ class Walk(TorchDispatchMode):
             except NoBound as missing:
                 self.note(call.name, missing.reason, missing.remedy)
                 lost = tuple(x.form().scaled(math.inf) for x in call.operands)
-                effect = Effect(lost, _everything(call.output, self.batch))
+                effect = Effect(lost, everything(call.output, self.batch))
             if effect is NotImplemented:
                 return effect
             result = self.computed(call.output, effect, call.operands, call.name)
-            self._record(call, effect, result, call.operands)
+            self.record(call, effect, result, call.operands)
             return result
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """While the walk itself computes with ordinary tensors."""
-        before, self.paused = self.paused, True
-        try:
-            yield
-        finally:
-            self.paused = before
-
-    # ── report ──
-
-    def note(self, operation: str, reason: str, remedy: str) -> None:
-        """An operation without a constant."""
-        node = Unbounded(self.place, operation, reason, remedy)
-        if node in self.unbounded:
-            return
-        self.unbounded.append(node)
-        warning = (f"{reason} {remedy}",)
-        self.steps.append(Step(self.place, operation, math.inf, "unbounded", math.inf, warnings=warning))
-
-    def reveal(self, base: Base) -> None:
-        """Note why a value that is used has no bound, if that has not been noted."""
-        if base.reason is not None:
-            name, jump = base.reason
-            self.note(name, jump.reason, jump.remedy)
-
-    def _record(self, call: Any, effect: Effect, result: Tracked, operands: Sequence[Tracked]) -> None:
-        """A step of the report, if it changes the bound or says so itself."""
-        before = max((x.form().bound for x in operands), default=0.0)
-        after = result.memory.base.bound if result.memory.base is not None else math.inf
-        if math.isinf(before) or math.isinf(after) or (effect.step is None and after == before):
-            return
-        fields: dict[str, Any] = {
-            "operation": call.name,
-            "kind": "constant",
-            "factor": after / before if before else 1.0,
-        }
-        if len(operands) > 1 and call.name in ("add", "sub", "rsub"):
-            fields["warnings"] = (
-                "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1.",
-            )
-        self.steps.append(Step(self.place, bound=after, **(fields | (effect.step or {}))))
 
 
 _RANDOM = ("It draws random numbers: each call is another function.", "Call model.eval(), or leave the noise out.")
@@ -471,32 +286,6 @@ def _without_values(tensors: Sequence[Tensor]) -> bool:
 
 def _has_memory(t: Tensor) -> bool:
     return t.layout is torch.strided and t.device.type != "meta" and bool(t.untyped_storage().data_ptr())
-
-
-def _fills_its_memory(t: Tensor) -> bool:
-    return t.storage_offset() == 0 and t.untyped_storage().nbytes() == t.numel() * t.dtype.itemsize
-
-
-def _norm(x: Tensor, batch: int, order: float = 2) -> float:
-    """An upper bound of the norm of a sample."""
-    if not x.numel() or not x.is_floating_point():
-        return 0.0
-    rows = x.reshape(batch, -1) if x.dim() and x.shape[0] == batch else x.reshape(1, -1)
-    return float(torch.linalg.vector_norm(rows.double(), order, dim=1).max()) * (1 + 1e-12)
-
-
-def _everything(t: Tensor, batch: int) -> Tensor | None:
-    """Samples of an output of which nothing is known: axis 0, where that may be the batch."""
-    return None if t.dim() and t.shape[0] == batch else torch.full(t.shape, -1, dtype=torch.long)
-
-
-def _flat(inner: Tensor, owner: Tensor | None) -> Tensor | None:
-    """Samples by position in memory."""
-    if owner is None:
-        return None
-    flat = torch.full((inner.untyped_storage().nbytes() // inner.dtype.itemsize,), -1, dtype=torch.long)
-    flat.as_strided(inner.shape, inner.stride()).copy_(owner.expand(inner.shape))
-    return flat
 
 
 def walk_model(model: nn.Module, zeros: Tensor, walk: Walk) -> Any:

@@ -2,7 +2,7 @@
 
 First the kernel of K Kᵀ and its spectral radius in moduli (one Gram step on the kernel): sharp for orthogonal layers
 and for depthwise or nearly diagonal ones. Only if it exceeds an estimate from below by more than `rtol`, frequencies
-are factorized.
+are factorized. What is nearly an isometry is looked at more closely (`isometry.py`): moduli make too much of rounding.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from orthogonium.spectral.geometry import Convolution, require_geometry
 from orthogonium.spectral.gram import norm_in_moduli
 from orthogonium.spectral.grid import gram_error, largest_on_grid
+from orthogonium.spectral.isometry import scale_and_deviation
 from orthogonium.spectral.reductions import Reduction, reductions
 from orthogonium.spectral.rounding import gamma, root, upward
 from orthogonium.spectral.symbol import (
@@ -31,6 +32,7 @@ from orthogonium.spectral.symbol import (
 
 BUDGET = 1.4e10
 _SMALL = 32
+_NEAR = 0.05  # of the squares of singular values, for which the kernel is looked at as an isometry
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,17 @@ def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: flo
     error = gram_error(kernel)
     upper = upward(root(norm_in_moduli(gram) + error) * reduction.factor, 16)
     lower = torch.zeros_like(upper)
-    if reduction.same_spectrum and kernel.shape[1] == _rank(conv, reduction):
+    two_sided = reduction.same_spectrum and kernel.shape[1] == _rank(conv, reduction)
+    if two_sided:
         lower = _smallest(gram.detach(), error.detach())
     method = "Gram, 1 step"
+    if _nearly_isometric(upper.detach() / reduction.factor, gram.detach()):
+        square, deviation = scale_and_deviation(gram.detach(), error.detach(), budget)
+        sharper = upward(root(square + deviation) * reduction.factor, 16)
+        upper = upward(upper * (sharper / upper.detach()).clamp_max(1), 8)  # with the gradient of the first bound
+        if two_sided:
+            lower = torch.maximum(lower, root(square - deviation) * (1 - gamma(16)))
+        method = "Gram, deviation"
     if upper.detach().amax() > (1 + rtol) * reduction.factor * _floor(
         kernel.detach(), circle_frequencies(conv, reduction)
     ):
@@ -100,6 +110,12 @@ def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: flo
         upper = torch.minimum(upper, fine)
         method = "frequencies " + "×".join(map(str, frequencies.points)) if frequencies.points else "Cholesky"
     return Enclosure(lower * scale, upper * scale * (1 + gamma(4)), method)
+
+
+def _nearly_isometric(upper: Tensor, gram: Tensor) -> bool:
+    """Whether no singular value is far above the mean: then a bound in moduli is mostly about noise."""
+    mean = select(gram, [t // 2 for t in gram.shape[3:]]).diagonal(dim1=1, dim2=2).mean(1)
+    return bool((upper.square() < (1 + _NEAR) * mean).all())
 
 
 def _rank(conv: Convolution, reduction: Reduction) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.certification.fuzz.examine import examine, program
-from tests.certification.fuzz.judge import Judge
+from tests.certification.fuzz.judge import Judge, Verdict
 from tests.certification.fuzz.runs import main, summary
 
 
@@ -67,6 +67,10 @@ def test_the_search_attains_known_constants(name):
     assert judge.verdict(constant).against is None
     found = Judge(fn, (6,), torch.float64).verdict(0.98 * constant)
     assert found.against is not None and found.quotient <= constant * (1 + 1e-9)
+
+
+def test_a_constant_function_has_no_quotient():
+    assert Judge(lambda x: 0 * x, (6,), torch.float64).verdict(1.0) == Verdict(0.0)
 
 
 UNBOUNDED = {

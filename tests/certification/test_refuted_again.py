@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium import audit, certify, lipschitz_bound
+from orthogonium.certification import RefutedError, TraceError
 from orthogonium.layers import CPLLinear, OrthoLinear, check_last_linear_layer_type
 from tests.certification.soundness import REFUSALS
 
@@ -267,6 +268,34 @@ def test_batch_norm_whose_bias_cancels_its_mean():
 def test_constants_by_place(fn):
     with pytest.raises(REFUSALS):
         lipschitz_bound(Program(fn), (4,))
+
+
+@pytest.mark.parametrize("name", ["triu", "tril"])
+def test_triangles_of_the_batch(name):
+    """The first samples of a batch keep their last feature, and later ones do not."""
+    with pytest.raises(TraceError, match="by their place"):
+        lipschitz_bound(Program(lambda s, x: getattr(x, name)(1)[:, 3:] if name == "triu" else x.tril(2)[:, :1]), (4,))
+    assert lipschitz_bound(Program(lambda s, x: getattr(x[:, None], name)()), (4,)).value == 1.0
+
+
+def test_samples_are_compared_with_more_than_the_walks_have():
+    with pytest.raises(RefutedError, match="among others"):
+        lipschitz_bound(Program(lambda s, x: x * (1.0 if len(x) < 9 else 50.0)), (4,))
+
+
+def test_noise_that_is_not_read():
+    """The noise of RReLU in eval is memory that nobody has written to."""
+    fn = lambda s, x: torch.ops.aten.rrelu_with_noise(x, torch.full_like(x, math.nan), 0.1, 0.3, False)  # noqa: E731
+    assert lipschitz_bound(Program(fn), (4,)).value == 1.0
+
+
+@pytest.mark.parametrize("change", [lambda x: x.swapaxes_(1, 2), lambda x: x.transpose_(1, 2).unsqueeze_(1)])
+def test_shapes_that_are_changed_in_place(change):
+    """Measuring the rounding sees them, too."""
+    model = Program(lambda s, x: change(x.clone()).flatten(1), torch.float32).eval()
+    x = torch.randn(5, 2, 3)
+    found = certify(model, [(x, model(x).argmax(1))])
+    assert bool((found.radii > 0).all())
 
 
 def test_inputs_that_a_cast_moves():

@@ -3,6 +3,7 @@
 _NORM = "It divides by a deviation that may be arbitrarily small: no useful bound."
 _ATTENTION = "Attention is a product of values: it is not Lipschitz on unbounded inputs."
 _TOKENS = "Mix tokens by OrthoLinear on the transposed axis, or by convolutions."
+_GATES = ("Its gates are products of values: not Lipschitz.", "Use an orthogonal RNN: OrthoLinear in a loop.")
 ADVICE: dict[str, tuple[str, str]] = {
     "layer_norm": (_NORM, "Use LayerCentering."),
     "group_norm": (_NORM, "Use LayerCentering."),
@@ -19,12 +20,14 @@ ADVICE: dict[str, tuple[str, str]] = {
     "exp": ("The exponential is not Lipschitz.", "Use Softplus."),
     "expm1": ("The exponential is not Lipschitz.", "Use Softplus."),
     "sqrt": ("The root has an infinite slope at 0.", "Use L2NormPool; roots of sums of squares are known."),
-    "rsqrt": ("It is not Lipschitz near 0.", "Divide by constants only."),
+    "rsqrt": ("It is steep near 0, and so are normalizations by it (RMSNorm).", "Leave it out, or use BatchLipNorm."),
     "log": ("The logarithm has an infinite slope at 0.", "Use log_softmax or Softplus."),
     "reciprocal": ("It is not Lipschitz near 0.", "Divide by constants only."),
     "hardshrink": ("It jumps.", "Use Softshrink."),
     "var": ("Variances are squares: not Lipschitz.", "Use std, or L2NormPool."),
     "prod": ("Products of values are not Lipschitz.", "Use sums, maxima or norms."),
     "cumprod": ("Products of values are not Lipschitz.", "Use sums, maxima or norms."),
-    "lstm": ("Its gates are products of values: not Lipschitz.", "Use an orthogonal RNN: OrthoLinear in a loop."),
+    "cdist_forward": ("Its rounding is that of a difference of squares.", "Use (x[:, None] - w).norm(dim=-1)."),
+    "lstm": _GATES,
+    "mkldnn_rnn_layer": _GATES,
 }  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rounding import unit_roundoff
+from orthogonium.certification.rounding import sum_growth, underflow, unit_roundoff
 from orthogonium.certification.tracked import Tracked, plain, tensors_in
 from orthogonium.certification.values import Form
 
@@ -41,6 +41,7 @@ class Local:
         beside: norm of the constants on the way, which may cancel each other in the end.
         offset: what their rounding is proved to add.
         lost: what numbers that underflow may add.
+        sums: the floor of sums, times what is read. Note [Rounding along the walk].
     """
 
     read: float = 0.0
@@ -51,6 +52,7 @@ class Local:
     beside: float = 0.0
     offset: float = 0.0
     lost: float = 0.0
+    sums: float = 0.0
 
 
 @dataclass
@@ -209,6 +211,14 @@ class Call:
         """Rounding in units of the last place of the output's dtype."""
         unit = unit_roundoff(self.first_output.dtype) if self.first_output.is_floating_point() else 0.0
         return Local(read * unit, written * unit, inside, power)
+
+    def summed(self, terms: int, norm: float, local: Local, unit: float = 0.0) -> Local:
+        """Rounding of an operation of this norm whose results are sums of so many terms."""
+        dtype, entries = self.first_output.dtype, self.first_output.numel()
+        if not dtype.is_floating_point:
+            return local
+        lost = terms * underflow(dtype) * math.sqrt(entries)
+        return replace(local, lost=local.lost + lost, sums=max(unit_roundoff(dtype), unit) * norm * sum_growth(terms))
 
 
 def _in_front(owner: Tensor, batch: int) -> Tensor | None:

@@ -20,10 +20,11 @@ from orthogonium.certification.rules.measured import (
     PRODUCT,
     layer_step,
     measured,
+    norm_of_sample,
     product_rounding,
     square,
 )
-from orthogonium.certification.sources import form_of
+from orthogonium.certification.sources import form_of, whole_base
 from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Form
 from orthogonium.spectral import Spectrum
@@ -54,7 +55,11 @@ def convolved(call: Call) -> Effect:
     own = weight.unflatten(0, (groups, -1)).flatten(2)
     terms = own.shape[1] if transposed else own.shape[2]
     absolute = _kernel_absolute(weight, groups)
-    local = product_rounding(call, terms * (math.prod(weight.shape[2:]) if transposed else 1), absolute, conv=True)
+    terms *= math.prod(weight.shape[2:]) if transposed else 1
+    added = 0.0
+    if bias is not None:
+        added = norm_of_sample(call, constant_of(bias).reshape(-1, *[1] * dims))
+    local = product_rounding(call, terms, found.upper_bound, absolute, added, conv=True)
     step = layer_step(call, found, (torch.nn.modules.conv._ConvNd,))
     origin = Transposed(weight, groups, geometry, form, tuple(x.shape[2:])) if transposed else None
     return Effect((form.scaled(square(found.upper_bound)),), owner, local, origin, step)
@@ -98,11 +103,11 @@ def _gathered(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: dic
         image = codes
         for axis, n in enumerate(circles, 2):
             image = image.narrow(axis, 0, n)
-        if _once(image):
+        base = whole_base(image, call.walk.bases)
+        if base is not None or _once(image):
             circular = geometry | {"padding": "same", "padding_mode": "circular"}
-            return form_of(image, call.walk.bases), measured(
-                call, weight, tuple(image.shape[1:]), groups=groups, **circular
-            )
+            form = form_of(image, call.walk.bases) if base is None else Form({base: 1.0})
+            return form, measured(call, weight, tuple(image.shape[1:]), groups=groups, **circular)
     return _by_entries(call, x, weight, groups, geometry)
 
 
@@ -160,7 +165,8 @@ def _by_entries(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: d
     return form_of(kept, call.walk.bases), found
 
 
-# ── adjoints of copies ──
-
-
-RULES: dict[Any, Any] = {torch.ops.aten.convolution.default: convolved}
+aten = torch.ops.aten
+RULES: dict[Any, Any] = dict.fromkeys(
+    [aten.convolution.default, aten._convolution.default, aten._convolution.deprecated],  # the latter by jit.trace
+    convolved,
+)

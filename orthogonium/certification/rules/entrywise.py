@@ -147,6 +147,10 @@ SLOPES: dict[Any, tuple[Callable[[Call], Slopes], float]] = {
 }
 
 
+# Numbers on the way that are larger than the argument: x·(x + 3)/6, and πx.
+_INSIDE = {aten.hardswish.default: 6.0, aten.sinc.default: math.pi}
+
+
 def _logit(call: Call) -> Slopes:
     eps = call["eps"]
     if eps is None or not 0 < eps < 0.5:
@@ -173,7 +177,7 @@ def sloped(call: Call) -> Any:
         x,
         max(-low, high),
         call.together(x, ()),
-        call.rounded(ulps, ulps),
+        call.rounded(ulps, ulps, _INSIDE.get(call.func, 1.0)),
         origin=Sloped(call.func, x, (low, high), call.settings),
     )
     if isinstance(call.output, Tensor):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from orthogonium.certification.rounding import product_roundoff, sum_roundoff, unit_roundoff
+from orthogonium.certification.rounding import product_roundoff, sum_growth, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Local, NoBound
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.spectral import Spectrum, convolution, spectrum
 
 PRODUCT = ("The product of two values (Attention is one) is not Lipschitz.", "Use OrthoLinear, or a constant matrix.")
+
+_SHARP = 1e-3  # an isometry that is known to within this need not be known better
+_QUICK = 1e9  # floating point operations that exact spectra may cost, one for each layer
 
 
 def measured(call: Call, weight: Tensor, shape: Sequence[int] | None, **geometry: Any) -> Spectrum:
@@ -31,8 +35,11 @@ def measured(call: Call, weight: Tensor, shape: Sequence[int] | None, **geometry
             and torch.equal(kept, weight.cpu())
         ):
             return found
+    conv = convolution(weight, **geometry)
     try:
-        found = spectrum(convolution(weight, **geometry), shape, rtol=1e-3)
+        found = spectrum(conv, shape, rtol=_SHARP, budget=_QUICK)
+        if found.kind == "upper" and found.sigma_max > (1 + _SHARP) * found.sigma_min:
+            found = spectrum(conv, shape, rtol=_SHARP)
         _ = found.upper_bound
     except OrthogoniumError as error:
         raise NoBound(f"Its spectral norm is unknown: {error}", "Use nn.ConvNd.") from error
@@ -57,11 +64,33 @@ def absolute_norm(matrix: Tensor) -> float:
     return float((a.sum(-1).amax() * a.sum(-2).amax()).sqrt()) * (1 + 1e-12) if a.numel() else 0.0
 
 
-def product_rounding(call: Call, terms: int, absolute: float, *, conv: bool = False) -> Local:
-    """Rounding of sums of so many products, by the norm of the absolute values of the factors."""
+def product_rounding(
+    call: Call, terms: int, norm: float, absolute: float, added: float = 0.0, *, conv: bool = False
+) -> Local:
+    """Rounding of sums of so many products and of constants beside them, which may be where the sum begins.
+
+    Args:
+        call: of the operator.
+        terms: of each sum.
+        norm: of the matrix.
+        absolute: norm of the absolute values of its entries.
+        added: norm of the constants, for one sample.
+        conv: whether it is a convolution.
+    """
     dtype, device = call.first_output.dtype, call.first_output.device
     unit, factors = unit_roundoff(dtype), product_roundoff(dtype, device, conv)
-    return Local(sum_roundoff(terms + 1, unit, factors) * absolute, unit, absolute, unit=factors)
+    relative = sum_roundoff(terms + 1, unit, factors)
+    beside = added * sum_growth(terms)
+    local = Local(relative * absolute, unit, absolute, unit=factors, beside=beside, offset=relative * added)
+    return call.summed(terms + 1, norm, local, factors)
+
+
+def norm_of_sample(call: Call, constant: Tensor) -> float:
+    """Norm of what a constant adds to the output of one sample."""
+    output = call.first_output
+    norm = float(torch.linalg.vector_norm(constant.detach().double().expand(output.shape)))
+    front = output.dim() > 0 and output.shape[0] == call.walk.batch
+    return norm / math.sqrt(call.walk.batch) * (1 + 1e-12) if front else norm
 
 
 def layer_step(call: Call, found: Spectrum | None, kinds: tuple[type, ...]) -> dict[str, Any] | None:

@@ -53,6 +53,13 @@ def moved(call: Call) -> Tracked:
     return placed(call, output, call.func(**given))
 
 
+def moved_alike(call: Call) -> Tracked:
+    """An operator that goes by the place along axes, of which the batch must not be one."""
+    result = moved(call)
+    call.walk.check_alike(result)
+    return result
+
+
 def placed(call: Call, output: Tensor, codes: Tensor) -> Tracked:
     """A tensor with its sources."""
     walk = call.walk
@@ -101,7 +108,7 @@ def of_shape(call: Call) -> Tracked:
 
 MOVES = [
     aten.cat.default, aten.stack.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.rot90.default,
-    aten.tril.default, aten.triu.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default,
+    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default,
     aten.gather.default, aten.take.default, aten.constant_pad_nd.default, aten.pixel_shuffle.default,
     aten.pixel_unshuffle.default, aten.channel_shuffle.default, aten.native_channel_shuffle.default,
     *[getattr(aten, f"{kind}_pad{d}d").default for kind in ("reflection", "replication") for d in (1, 2, 3)],
@@ -125,8 +132,10 @@ FACTORIES = [
 ]
 RULES: dict[Any, Any] = {
     **dict.fromkeys(MOVES, moved),
+    **dict.fromkeys([aten.tril.default, aten.triu.default], moved_alike),
     **dict.fromkeys(FACTORIES, of_shape),
     **dict.fromkeys([aten.clone.default, aten._to_copy.default, aten.copy.default, aten.contiguous.default], copied),
     **dict.fromkeys([aten.fill.Scalar, aten.fill.Tensor], filled),
 }
-BESIDE_ANY_CONSTANT = frozenset(RULES)  # infinite ones, too: masks often are
+# Constants may be infinite, as masks often are, or memory that nobody has written to, as the noise of RReLU in eval.
+BESIDE_ANY_CONSTANT = frozenset({*RULES, aten.rrelu_with_noise.default})

@@ -23,7 +23,7 @@ from orthogonium.certification.rules.call import Call, Effect, Jump, NoBound, is
 from orthogonium.certification.rules.entrywise import Compared, Sloped
 from orthogonium.certification.rules.pooling import averages
 from orthogonium.certification.rules.reductions import Reduced
-from orthogonium.certification.sources import codes_of, form_of, whole_base
+from orthogonium.certification.sources import codes_of, form_of, numel, whole_base
 from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Form, largest
 
@@ -218,7 +218,9 @@ def _centered(call: Call) -> Effect | None:
     mean = _origin(y, Reduced)
     if mean is None or alpha != 1 or mean.func is not aten.mean.dim or not mean.keepdim or not _same(x, mean.codes):
         return None
-    return Effect((x.form(),), call.merged(x, y), call.rounded(2.0, 2.0))
+    count = mean.codes.numel() / max(y.numel(), 1)  # entries of a mean, whose rounding counts here
+    local = call.summed(int(count), 1.0, call.rounded(2.0, count + 4.0))
+    return Effect((x.form(),), call.merged(x, y), local)
 
 
 def _shrunk(call: Call) -> Effect | None:
@@ -277,7 +279,8 @@ def _projected(call: Call) -> Effect | None:
             f"Division by a norm that may be as small as {least:g} has the constant {1 / least:g}.",
             "Clamp at a larger number: F.normalize(x, eps=1.0) has the constant 1.",
         )
-    return Effect((x.form().scaled((1 / least * (1 + 1e-15)) ** 2),), call.merged(x, y), call.rounded(8.0))
+    count = norm.codes.numel() / max(numel(base), 1)  # terms of a norm, whose rounding counts here
+    return Effect((x.form().scaled((1 / least * (1 + 1e-15)) ** 2),), call.merged(x, y), call.rounded(2 * ULPS + count))
 
 
 # ── choices ──

@@ -27,13 +27,16 @@ def _per_axis(value: Any, dims: int) -> tuple[Any, ...]:
     return values * dims if len(values) == 1 else values
 
 
-def _pooled(call: Call, factor: float, ulps: float = 0.0) -> Any:
-    """A function of the pixels of each image."""
+def _pooled(call: Call, factor: float, taps: int = 0) -> Any:
+    """A function of the pixels of each image; a sum of so many of them, if it is one."""
     x = call.operand()
     dims = _dims(call)
     owner = call.together(x, range(x.dim() - dims, x.dim()))
     owner = None if owner is None else owner.expand(call.first_output.shape)
-    effect = scaled(call, x, factor, owner, call.rounded(ulps, ulps))
+    local = call.rounded(0.0)
+    if taps:  # of which the sum may overflow where the average does not
+        local = call.summed(taps, factor, call.rounded(taps + 2.0, taps + 2.0, math.sqrt(taps)))
+    effect = scaled(call, x, factor, owner, local)
     if isinstance(call.output, Tensor):
         return effect
     return [effect, *[Jump("The indices of maxima jump.", "Leave out return_indices.")] * (len(call.output) - 1)]
@@ -80,7 +83,7 @@ def averages(call: Call, x: Tracked) -> list[Tensor]:
 def average(call: Call) -> Any:
     """Average pooling at the size at hand, any padding and mode."""
     matrices = averages(call, call.operand())
-    return _pooled(call, _norm(matrices), float(math.prod(int((m != 0).sum(0).max()) for m in matrices)) + 2)
+    return _pooled(call, _norm(matrices), math.prod(int((m != 0).sum(0).max()) for m in matrices))
 
 
 def maximum(call: Call) -> Any:
@@ -110,14 +113,19 @@ def interpolated(call: Call) -> Any:
     aliased = {"linear": aten.upsample_bilinear2d.default, "cubic": aten.upsample_bicubic2d.default}
     smooth = {"linear": aten._upsample_bilinear2d_aa.default, "cubic": aten._upsample_bicubic2d_aa.default}
     operator = (smooth if call.name.endswith("aa") else aliased)["cubic" if "cubic" in call.name else "linear"]
+    sizes = list(zip(x.shape[-dims:], call.output.shape[-dims:], names, strict=True))
     matrices = []
-    for n, o, name in zip(x.shape[-dims:], call.output.shape[-dims:], names, strict=True):
+    for axis, (n, o, name) in enumerate(sizes):
+        # Torch treats columns of one pixel's width in a way of its own: they are read where there are such, rows elsewhere.
+        column = dims == 2 and axis == 0 and sizes[1][:2] == (1, 1)
 
-        def resize(t: Tensor, o: int = o, scale: Any = call[name]) -> Tensor:
-            return operator(t, [o, 1], call["align_corners"], scale, None)
+        def resize(t: Tensor, o: int = o, scale: Any = call[name], column: bool = column) -> Tensor:
+            size, scales = ([o, 1], (scale, None)) if column else ([1, o], (None, scale))
+            return operator(t if column else t.mT, size, call["align_corners"], *scales)
 
         matrices.append(_matrix(resize, n, x.dtype))
-    return _pooled(call, _norm(matrices, 1e-12 if x.dtype == torch.float64 else 1e-6), 8.0 * 4**dims)
+    slack = 1e-12 if x.dtype == torch.float64 else 1e-6
+    return _pooled(call, _norm(matrices, slack), 8 * math.prod(int((m != 0).sum(0).max()) for m in matrices))
 
 
 def nearest(call: Call) -> Tracked:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orthogonium.certification.rounding import sum_growth
 from orthogonium.certification.rules.call import Call, Effect, Local, NoBound, constant_of, is_value
 from orthogonium.certification.rules.measured import (
     PRODUCT,
     absolute_norm,
     layer_step,
     matrix_norm,
+    norm_of_sample,
     product_rounding,
     square,
 )
@@ -51,7 +53,14 @@ def multiplied(call: Call) -> Effect:
             owner = owner.expand(call.output.shape)
         terms.append(x.form().scaled(square(alpha * norm)))
         # The factor may come before the product or after it.
-        local = product_rounding(call, x.shape[axis], max(alpha, 1.0) * absolute_norm(matrix))
+        added = call["self"] if call.func in _ADDS and beta else None
+        constants = 0.0
+        if isinstance(added, torch.Tensor) and not is_value(added):
+            constants = max(beta, 1.0) * norm_of_sample(call, constant_of(added))
+        absolute = max(alpha, 1.0) * absolute_norm(matrix)
+        if is_value(added):  # the sum may begin with it
+            absolute = max(absolute, beta, 1.0)
+        local = product_rounding(call, x.shape[axis], alpha * norm, absolute, constants)
         if (
             right
             and x.dim() == 2
@@ -77,8 +86,12 @@ def _constant_product(call: Call, a: Tensor, b: Tensor, alpha: float) -> Local:
     """Rounding where a product of constants is added to a value."""
     product = (a.detach().double().abs() @ b.detach().double().abs()).expand(call.output.shape)
     norm = max(alpha, 1.0) * float(torch.linalg.vector_norm(product))
-    one = product_rounding(call, a.shape[-1], norm)
-    return replace(call.rounded(2.0, 1.0), beside=norm, offset=one.read, unit=one.unit)
+    one = product_rounding(call, a.shape[-1], norm, norm)
+    if not norm:
+        return call.rounded(2.0, 1.0)
+    # Sums may begin with the value.
+    own = {"read": one.read / norm, "sums": one.sums / norm, "written": call.rounded(2.0).written, "inside": 1.0}
+    return replace(one, beside=norm * sum_growth(a.shape[-1]), offset=one.read, **own)
 
 
 def _joined(call: Call, owner: Tensor | None, other: Tracked) -> Tensor | None:

@@ -45,7 +45,10 @@ def reduced(
             return Jump("Its output jumps from integer to integer.", "Keep values in floating point.")
         read = ulps(count) * math.sqrt(count) if ulps(count) else 0.0
         local = call.rounded(ulps(count), read, max(math.sqrt(count), 1.0), power(call))
-        effect = scaled(call, x, factor(call, count), owner, local, origin=Reduced(call, x, axes, bool(keeps)))
+        constant = factor(call, count)
+        if ulps(count) and math.isfinite(constant):
+            local = call.summed(count, constant, local)
+        effect = scaled(call, x, constant, owner, local, origin=Reduced(call, x, axes, bool(keeps)))
         return effect if isinstance(call.output, Tensor) else [effect, *[_INDICES] * (len(call.output) - 1)]
 
     return rule
@@ -64,8 +67,13 @@ class Reduced:
         )
 
 
+def _given_order(call: Call) -> float:
+    given = call["ord" if "ord" in call.given else "p"]
+    return 2.0 if given is None else float(given)
+
+
 def _norm(call: Call, count: int) -> float:
-    order = 2.0 if call["ord"] is None else float(call["ord"])
+    order = _given_order(call)
     if order == -math.inf:
         return 1.0
     if order < 1:
@@ -106,7 +114,8 @@ def _picked(call: Call) -> Any:
 
 def _order(call: Call) -> float:
     """The exponent of a norm; that of maxima takes no powers."""
-    return float(call["ord"]) if 1 <= call["ord"] < math.inf else 1.0
+    order = _given_order(call)
+    return order if 1 <= order < math.inf else 1.0
 
 
 def _both_extremes(call: Call) -> Any:
@@ -122,6 +131,7 @@ def _softmax(call: Call, count: int) -> float:
 _SUMS = [aten.sum.default, aten.sum.dim_IntList]
 _MEANS = [aten.mean.default, aten.mean.dim]
 _EXTREMES = [aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.max.dim, aten.min.dim]
+_NORMS = [aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype]
 _UPWARDS = 1 + 1e-15
 RULES: dict[Any, Any] = {
     **dict.fromkeys(_SUMS, reduced(lambda c, n: math.sqrt(n) * (_UPWARDS if n > 1 else 1), float)),
@@ -131,7 +141,7 @@ RULES: dict[Any, Any] = {
     ),
     **dict.fromkeys(_EXTREMES, reduced(lambda c, n: 1.0)),
     aten.logsumexp.default: reduced(lambda c, n: 1.0, lambda n: ULPS + n),
-    aten.linalg_vector_norm.default: reduced(_norm, lambda n: ULPS + n, _order),
+    **dict.fromkeys(_NORMS, reduced(_norm, lambda n: ULPS + n, _order)),
     aten.std.correction: reduced(_deviation, lambda n: ULPS + 2 * n, lambda c: 2.0),
     **dict.fromkeys(
         [aten.median.dim, aten.kthvalue.default, aten.median.default, aten.nanmedian.dim, aten.nanmedian.default],

@@ -172,7 +172,8 @@ class Judge:
             directions = torch.cat([directions[best], turned])
         self.along(points, directions)
         self.ascend(points, directions)
-        self.bisect(*(torch.stack(side) for side in zip(*((x, y) for _, x, y in self.pairs), strict=True)))
+        if self.pairs:  # none where the function is constant
+            self.bisect(*(torch.stack(side) for side in zip(*((x, y) for _, x, y in self.pairs), strict=True)))
         return None
 
     def points(self) -> Tensor:
