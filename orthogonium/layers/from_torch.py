@@ -60,6 +60,8 @@ def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
         own = next((n for n in (name, *_OWN_NAMES.get(name, ())) if n in accepted), None)
         if own is not None:
             given[own] = value
+    if "lipschitz" in accepted and isinstance(getattr(layer, "lipschitz", None), float):
+        given["lipschitz"] = layer.lipschitz  # of a constrained layer
     if "padding_to" in accepted:
         given["padding_to"] = "kernel"  # integers as torch counts them
     if "inner_dim_factor" in accepted:

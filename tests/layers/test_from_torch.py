@@ -100,6 +100,16 @@ def test_aol_kernels_are_scaled_as_a_whole(geometry, niter):
     assert singular_values(made, 4, 9, 9)[0] <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("name", ["OrthoLinear-DEFAULT", "AOC", "AOL", "SpectralLinear"])
+def test_other_constants_are_taken_over(name):
+    case = LAYERS[name]
+    source = case.make(lipschitz=3.0).eval()
+    made = case.cls.from_torch(freeze(source), **{k: v for k, v in case.arguments.items() if k in OWN}).eval()
+    x = case.input(source)
+    assert made.lipschitz == 3
+    torch.testing.assert_close(made(x), source(x), rtol=0, atol=3e-4)
+
+
 def test_fits_overlap_more_than_what_they_start_from():
     plain = nn.Conv2d(8, 8, 3)
     started = layers.AdaptiveOrthoConv2d.from_torch(plain, steps=0, padding="valid")
