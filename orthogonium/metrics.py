@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.certification.radii import VRA, Head, certified_radii, check_head
+from orthogonium.certification.radii import VRA, Head, certified_radii, check_head, exceeds
 from orthogonium.errors import ParameterError
 
 try:
@@ -88,7 +88,7 @@ class CertifiedAccuracy(_CertifiedMetric):
         """Count a batch; a `head_weight` (classes, features) takes the place of `last_layer_type`."""
         radii = self._radii(logits, labels, head_weight)
         thresholds = torch.tensor(self.eps, dtype=radii.dtype, device=radii.device)
-        self.certified += (radii > thresholds[..., None]).sum(dim=-1)
+        self.certified += exceeds(radii, thresholds[..., None]).sum(dim=-1)
 
     def compute(self) -> Tensor:
         """The fraction for each radius: a scalar for one number, (k,) for k of them."""

@@ -245,7 +245,7 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float, error: 
     dtype, device = kind_of_input(model)
     shape = sample_shape(input_shape)
     with unchanged(model), as_written():
-        otherwise = other_ways(model, shape, dtype, device, bound)
+        otherwise = other_ways(model, shape, dtype, device, bound, error)
         if otherwise is not None:
             raise TraceError(otherwise)
         for fn, kind in _arithmetics(model, shape, dtype):

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from orthogonium.certification.rounding import Error
+
 _SAMPLES, _COPIES = 3, 3
 
 
 def other_ways(
-    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, bound: float
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, bound: float, error: Error
 ) -> str | None:
     """What a model is found to depend on besides the values of a sample; None if on nothing."""
     x = torch.randn(_SAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
@@ -27,17 +29,20 @@ def other_ways(
         return None  # which the search will say
     size = bound * torch.linalg.vector_norm(x.double()) + torch.linalg.vector_norm(alone)
     allowed = max(1e-3, 16 * torch.finfo(dtype).eps) * float(size)
+    constant, slope = error.proved
+    rounding = 2 * math.sqrt(_SAMPLES) * constant + 2 * slope * float(torch.linalg.vector_norm(x.double()))
+    if math.isfinite(rounding):  # of both outputs; the smallest sums are those of float64
+        allowed = min(allowed, rounding + 1e-12 * float(size))
     ways: dict[str, Callable[[], Tensor]] = {
         "for a sample alone than for the same sample among others": lambda: model(x.repeat(_COPIES, *[1] * len(shape))),
         "for inputs in another memory layout": lambda: model(_turned(x)),
         "where gradients are recorded": lambda: _with_gradients(model, x),
+        "in inference mode": lambda: _in_inference(model, x),
     }
     for name, way in ways.items():
         try:
             out = _rows(way())
-        except (
-            RuntimeError
-        ):  # views that another layout does not allow, writes that autograd does not: no other function
+        except RuntimeError:  # views that another layout does not allow, writes that autograd does not
             continue
         same = out.shape[1:] == alone.shape[1:]
         copies = len(out) // len(alone)
@@ -59,6 +64,11 @@ def _turned(x: Tensor) -> Tensor:
     order = [0, *range(2, x.dim()), 1] if x.dim() > 2 else [1, 0]
     turned = x.permute(order).clone(memory_format=torch.contiguous_format)  # a copy in any case: models may write to it
     return turned.movedim(-1, 1) if x.dim() > 2 else turned.T
+
+
+def _in_inference(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return model(x.clone()).clone()
 
 
 def _with_gradients(model: nn.Module, x: Tensor) -> Tensor:

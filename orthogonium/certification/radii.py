@@ -78,8 +78,10 @@ def pair_constants(
         raise ShapeError(f"The weight of a head has shape (classes, features): got {tuple(last_layer_type.shape)}.")
     check_head("global", L)
     rows = last_layer_type.to(torch.promote_types(last_layer_type.dtype, torch.float32))
-    # Not by matrix products: they lose half of the digits of small distances, which here are large radii.
-    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    # Not by matrix products: they lose half of the digits of small distances, which here are large radii. Rows of order 1,
+    # whose squares do not underflow.
+    size = rows.detach().abs().amax().clamp(min=torch.finfo(rows.dtype).tiny) if rows.numel() else 1.0
+    distances = size * torch.cdist(rows / size, rows / size, compute_mode="donot_use_mm_for_euclid_dist")
     return L * distances[labels]
 
 
@@ -195,7 +197,12 @@ def VRA(
     if not eps >= 0:
         raise ParameterError(f"VRA needs a radius eps ≥ 0: got {eps}.")
     radii = certified_radii(output, class_indices, last_layer_type, L)
-    return radii if return_certs else (radii > eps).to(radii.dtype)
+    return radii if return_certs else exceeds(radii, eps).to(radii.dtype)
+
+
+def exceeds(radii: Tensor, eps: float | Tensor) -> Tensor:
+    """Whether radii are larger than `eps` whatever was rounded: differences, distances, quotients, `eps` itself."""
+    return radii * (1 - 4 * torch.finfo(radii.dtype).eps) > eps
 
 
 def input_scaling(std: float | Sequence[float]) -> float:

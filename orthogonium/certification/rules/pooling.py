@@ -117,7 +117,7 @@ def interpolated(call: Call) -> Any:
     matrices = []
     for axis, (n, o, name) in enumerate(sizes):
         # Torch treats columns of one pixel's width in a way of its own: they are read where there are such, rows elsewhere.
-        column = dims == 2 and axis == 0 and sizes[1][:2] == (1, 1)
+        column = dims == 2 and axis == 0 and sizes[1][1] == 1
 
         def resize(t: Tensor, o: int = o, scale: Any = call[name], column: bool = column) -> Tensor:
             size, scales = ([o, 1], (scale, None)) if column else ([1, o], (None, scale))

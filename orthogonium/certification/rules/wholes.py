@@ -12,7 +12,7 @@ from orthogonium.certification.block_constant import block_constant
 from orthogonium.certification.block_kernels import NoBoundError
 from orthogonium.certification.rounding import ULPS, product_roundoff, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.arithmetic import Scale
-from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound, constant_of
+from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound
 from orthogonium.certification.rules.convolutions import Transposed
 from orthogonium.certification.rules.entrywise import Sloped
 from orthogonium.certification.rules.measured import measured
@@ -38,11 +38,8 @@ def _settings(call: Any) -> None:
             raise NoBound(*NOT_FINITE)
 
 
-def isometric(ulps: float, axis_at: int | None = None, angle: bool = False) -> Any:
-    """A function with orthogonal Jacobians: permutations, reflections and rotations of the entries along an axis.
-
-    Where an `angle` chooses the piece, one that is off by its rounding makes it jump by as much.
-    """
+def isometric(ulps: float, axis_at: int | None = None) -> Any:
+    """A function with orthogonal Jacobians: permutations, reflections and rotations of the entries along an axis."""
 
     def rule(call: Any) -> Any:
         _settings(call)
@@ -53,8 +50,7 @@ def isometric(ulps: float, axis_at: int | None = None, angle: bool = False) -> A
         owner = call.together(x, axis)
         owner = None if owner is None else owner.expand(call.output.shape)
         step = {"kind": "guarantee", "factor": 1.0, "method": "theorem"} | _named(call)
-        total = ulps + (float(constant_of(call.args[1]).detach().abs().amax()) if angle else 0.0)
-        return Effect((x.form(),), owner, call.rounded(total, total), None, step)
+        return Effect((x.form(),), owner, call.rounded(ulps, ulps), None, step)
 
     return rule
 
@@ -224,6 +220,6 @@ WHOLES: dict[Any, Any] = {
     concatenated_relu: isometric(0.0),
     n_activation: isometric(3.0),
     householder: isometric(2 * ULPS, 2),
-    householder_order_2: isometric(2 * ULPS, 2, angle=True),
+    householder_order_2: isometric(2 * ULPS + math.tau, 2),
     unwrap: folded,
 }
