@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orthogonium.certification.rounding import ULPS
 from orthogonium.certification.rules.call import Call, Jump, NoBound, scaled
@@ -23,6 +23,11 @@ Slopes = tuple[float, float]
 _PHI = 0.5 * (1 + math.erf(1.0)) + math.sqrt(2) * math.exp(-1.0) / math.sqrt(2 * math.pi)  # GELU is steepest at ±√2
 _GELU = _PHI * (1 + 1e-15)
 _JUMPS = ("It jumps: no Lipschitz constant.", "Use clamp, maximum or an activation.")
+
+
+# Older versions of torch (2.6 is one) subtract 1 from an exponential, and lose digits next to 0.
+_NEXT_TO_ZERO = torch.full((16,), -1e-9, dtype=torch.float64)
+ELU_IS_EXACT = torch.allclose(nn.functional.elu(_NEXT_TO_ZERO), torch.expm1(_NEXT_TO_ZERO), rtol=1e-15, atol=0)
 
 
 def _number(call: Call, name: str) -> float:
@@ -40,8 +45,16 @@ def _prelu(call: Call) -> Slopes:
     return min(float(weight.min()), 1.0), max(float(weight.max()), 1.0)
 
 
+def _check_elu() -> None:
+    if not ELU_IS_EXACT:
+        raise NoBound(
+            "The ELU of this version of torch loses digits next to 0.", "Use a newer torch, or another activation."
+        )
+
+
 def _elu(call: Call) -> Slopes:
     """`scale·x` above 0, `scale·alpha·(exp(input_scale·x) − 1)` below."""
+    _check_elu()
     alpha, scale, inner = (_number(call, name) for name in ("alpha", "scale", "input_scale"))
     if inner < 0:
         raise NoBound("ELU with a negative inner scale grows exponentially.", "Use a positive one.")
@@ -50,6 +63,7 @@ def _elu(call: Call) -> Slopes:
 
 
 def _celu(call: Call) -> Slopes:
+    _check_elu()
     if not _number(call, "alpha") > 0:
         raise NoBound("CELU with alpha < 0 grows exponentially.", "Use alpha > 0.")
     return 0.0, 1.0
