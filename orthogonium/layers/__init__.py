@@ -60,6 +60,14 @@ from orthogonium.layers.conv.soc import (
     AdaptiveSOCConvTranspose2d,
     AdaptiveSOCConvTranspose3d,
 )
+from orthogonium.layers.conv.spectral import (
+    SpectralConv1d,
+    SpectralConv2d,
+    SpectralConv3d,
+    SpectralConvTranspose1d,
+    SpectralConvTranspose2d,
+    SpectralConvTranspose3d,
+)
 from orthogonium.layers.cpl import CPLLinear
 from orthogonium.layers.custom_activations import (
     Abs,
@@ -100,6 +108,7 @@ from orthogonium.layers.normalization import (
     LayerCentering,
     LayerCentering2D,
 )
+from orthogonium.layers.normalize import normalize
 from orthogonium.layers.pooling import (
     L2NormPool1d,
     L2NormPool2d,
@@ -225,11 +234,18 @@ __all__ = [
     "ScaledMaxPool2d",
     "ScaledMaxPool3d",
     "SoftHuber",
+    "SpectralConv1d",
+    "SpectralConv2d",
+    "SpectralConv3d",
+    "SpectralConvTranspose1d",
+    "SpectralConvTranspose2d",
+    "SpectralConvTranspose3d",
     "SpectralLinear",
     "UnitConcat",
     "UnitNormLinear",
     "check_last_linear_layer_type",
     "conv_orthogonal_",
     "freeze",
+    "normalize",
     "spread_constant",
 ]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ParameterError
-from orthogonium.layers.parametrization import Constraint
+from orthogonium.layers.parametrization import Constraint, give_own_class
 from orthogonium.layers.verifiable import rewrite
 
 
@@ -43,6 +43,8 @@ def freeze(
     for module in copy.modules():
         if not parametrize.is_parametrized(module):
             continue
+        # A copy of a layer of torch shares the class of the original, which is to keep its weight.
+        give_own_class(module, parametrize.type_before_parametrizations(module))
         for name, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
             if isinstance(chain[0], Constraint):
                 parametrize.remove_parametrizations(module, name)

@@ -217,10 +217,16 @@ def _restore(cls: type[nn.Module], state: dict[str, Any]) -> nn.Module:
     module = cls.__new__(cls)
     nn.Module.__setstate__(module, state)
     if "parametrizations" in module._modules:
-        parametrize._inject_new_class(module)
-        for name in module.parametrizations:  # type: ignore[union-attr]
-            parametrize._inject_property(module, name)
+        give_own_class(module, cls)
     return module
+
+
+def give_own_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    """A fresh class, below `cls`, for a parametrized module. Note [Copies of parametrized modules]."""
+    module.__class__ = cls
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(module, name)
 
 
 class Constrained(nn.Module):

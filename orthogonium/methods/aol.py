@@ -43,6 +43,21 @@ def stack_phases(kernel: Tensor, strides: Sequence[int]) -> Tensor:  # (g, m, n,
     return x.permute(order).flatten(2, 2 + dims)
 
 
+def central_tap(g: ConvGeometry, device: Device, dtype: torch.dtype) -> Tensor:  # (out, in/g, *k)
+    """An orthogonal tap in the middle and a little noise, which gives each gradient a direction."""
+    e = g.effective_stride
+    wide = torch.promote_types(dtype, torch.float32)
+    tap = random_orthogonal((g.groups, g.group_out, g.group_in * math.prod(e)), device, wide)
+    kernel = torch.randn(g.groups, g.group_out, g.group_in, *g.kernel_size, device=device, dtype=wide)
+    # Small in the sum over channels and taps, which is what bounds see.
+    kernel *= 0.02 / (max(g.group_out, g.group_in) * math.prod(g.kernel_size))
+    middle = kernel
+    for axis, (k, f) in enumerate(zip(g.kernel_size, e, strict=True)):
+        middle = middle.narrow(3 + axis, (k - f + 1) // 2, f)
+    middle += tap.view_as(middle)
+    return kernel.flatten(0, 1).to(dtype)
+
+
 class AlmostOrthogonalKernel(ConvKernel):
     """AOL kernel of a geometry. Raw parameters: a kernel of the weight's shape, and the logarithms q of the weights.
 
@@ -62,22 +77,11 @@ class AlmostOrthogonalKernel(ConvKernel):
         self.channels = min(geometry.group_out, columns)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """An orthogonal tap in the middle and a little noise, which gives each gradient a direction; q = 0."""
-        g = self.geometry
-        e = g.effective_stride
-        wide = torch.promote_types(dtype, torch.float32)
-        tap = random_orthogonal((g.groups, g.group_out, g.group_in * math.prod(e)), device, wide)
-        kernel = torch.randn(g.groups, g.group_out, g.group_in, *g.kernel_size, device=device, dtype=wide)
-        # Small in the sum over channels and taps, which is what the bound sees.
-        kernel *= 0.02 / (max(g.group_out, g.group_in) * math.prod(g.kernel_size))
-        middle = kernel
-        for axis, (k, f) in enumerate(zip(g.kernel_size, e, strict=True)):
-            middle = middle.narrow(3 + axis, (k - f + 1) // 2, f)
-        middle += tap.view_as(middle)
-        raw = kernel.flatten(0, 1).to(dtype)
+        """`central_tap`, q = 0."""
+        raw = central_tap(self.geometry, device, dtype)
         if self.channels == 1:
             return (raw,)
-        return raw, torch.zeros(g.groups, self.channels, device=device, dtype=dtype)
+        return raw, torch.zeros(self.geometry.groups, self.channels, device=device, dtype=dtype)
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
         """The kernel itself, with the weights that make all scales equal: Note [Equal scales] of `kernels/dominance.py`."""

@@ -1,16 +1,23 @@
-"""Matrices divided by a norm: by a certified bound of the spectral norm, or row by row by the Euclidean one.
+"""Matrices and kernels divided by a norm: by a certified bound of the spectral norm, or row by row by the Euclidean one.
 
 Delattre, Barthélemy, Araujo, Allauzen (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram
-iteration".
+iteration". Kernels are bounded at the points of a grid of frequencies (Note [Frequencies] of
+`kernels/frequency_bound.py`), those that stride as the stride-1 kernels of their phases (Note [Stride] of `aol.py`).
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from orthogonium.errors import GeometryError, ParameterError
+from orthogonium.kernels import ConvGeometry, identity
+from orthogonium.kernels.frequency_bound import squared_norm_bound
 from orthogonium.linalg import random_orthogonal, spectral_normalize, unit_norm
-from orthogonium.methods.kernel import Device, Kernel
+from orthogonium.methods.aol import central_tap, stack_phases
+from orthogonium.methods.kernel import ConvKernel, Device, Kernel
 
 
 class Matrix(Kernel):
@@ -54,3 +61,70 @@ class UnitBall(Matrix):
     def build(self, *raw: Tensor) -> Tensor:
         """Divide by the certified bound."""
         return spectral_normalize(raw[0], self.niter)
+
+
+def norm_bounds(
+    kernel: Tensor,  # (g, m, n, *k), each group at any scale
+    strides: tuple[int, ...],  # effective ones
+    niter: int,
+) -> Tensor:  # (g,)
+    """Certified bounds of the norm of a convolution for each group: every image size, zero or circular padding.
+
+    At most `1.0046^axes · min(m, n·∏strides)^(2^-(niter+2))` times the norm, with more than one tap along an axis.
+    """
+    stacked = stack_phases(kernel, strides) if max(strides, default=1) > 1 else kernel
+    return squared_norm_bound(stacked.flatten(0, 1), niter, len(kernel), oversampling=16).sqrt()
+
+
+class SpectralKernel(ConvKernel):
+    """A kernel divided by a certified bound of its norm, each group by its own. The raw parameter has the weight's shape.
+
+    With `residual` the kernel `I + K` is divided, K being the raw parameter: the identity is where "same" padding has it.
+    """
+
+    projects = True
+
+    def __init__(self, geometry: ConvGeometry, niter: int, residual: bool = False) -> None:
+        super().__init__()
+        if not isinstance(niter, int) or niter < 0:
+            raise ParameterError(f"Spectral: niter, the number of Gram steps, must be at least 0, got {niter!r}.")
+        odd = all(k % 2 for k in geometry.kernel_size)
+        if residual and (geometry.in_channels != geometry.out_channels or geometry.is_strided or not odd):
+            raise GeometryError(
+                "residual=True adds the identity, which needs as many outputs as inputs, stride 1 and an odd kernel: got "
+                f"{geometry.in_channels}→{geometry.out_channels} channels, stride {geometry.stride} and kernel "
+                f"{geometry.kernel_size}."
+            )
+        self.geometry, self.niter, self.residual = geometry, niter, residual
+
+    def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
+        """An orthogonal tap in the middle and a little noise; beside the identity, noise alone."""
+        g = self.geometry
+        if self.residual:
+            spread = 0.5 / math.sqrt(g.group_in * math.prod(g.kernel_size))
+            return (torch.randn(g.weight_shape, device=device, dtype=torch.float32) * spread).to(dtype)
+        return central_tap(g, device, dtype)
+
+    def invert(self, weight: Tensor) -> Tensor:
+        """The weight itself, without the identity."""
+        return weight - self._identity(weight) if self.residual else weight.clone()
+
+    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+        """The weight itself, which the norm divides."""
+        return (self.invert(weight),)
+
+    def _identity(self, like: Tensor) -> Tensor:
+        g = self.geometry
+        return identity(g.in_channels, g.kernel_size, g.groups, like.dtype, like.device)
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """Divide by the certified bound; zero stays zero."""
+        g = self.geometry
+        kernel = raw[0] + self._identity(raw[0]) if self.residual else raw[0]
+        groups = kernel.unflatten(0, (g.groups, -1))
+        axes = tuple(range(1, groups.dim()))
+        largest = groups.detach().abs().amax(axes, keepdim=True)
+        # The result does not depend on the scale: a constant for the gradient that keeps squares in range.
+        unit = groups / torch.where(largest > 0, largest, torch.ones_like(largest))
+        bound = norm_bounds(unit, g.effective_stride, self.niter).view(-1, *[1] * len(axes))
+        return (unit / torch.where(largest > 0, bound, torch.ones_like(bound))).flatten(0, 1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import orthogonium.linalg as linalg
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
-from orthogonium.layers.conv import aoc, aol, bcop, rko, soc
+from orthogonium.layers.conv import aoc, aol, bcop, rko, soc, spectral
 from orthogonium.layers.linear import AOLLinear
 from tests.oracle import plain_conv
 
@@ -83,4 +83,12 @@ LAYERS = {
     "SOC-transpose-circular": _conv(
         soc.AdaptiveSOCConvTranspose2d, 6, 4, stride=2, padding="same", padding_mode="circular"
     ),
+    "Spectral": _conv(spectral.SpectralConv2d, padding=1),
+    "Spectral-strided-grouped": _conv(spectral.SpectralConv2d, stride=2, groups=2, padding="same", niter=4),
+    "Spectral-residual": _conv(
+        spectral.SpectralConv2d, 4, 4, residual=True, padding="same", padding_mode="circular", niter=3
+    ),
+    "Spectral-1d": _conv(spectral.SpectralConv1d, 4, 4, 4, groups=4, dilation=2, padding=3),
+    "Spectral-3d": _conv(spectral.SpectralConv3d, 2, 3, (2, 3, 1), bias=False, niter=2),
+    "Spectral-transpose": _conv(spectral.SpectralConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
 }

@@ -9,7 +9,7 @@ from torch import nn
 from orthogonium import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import OrthoLinear, lipschitz
-from orthogonium.layers.lipschitz import LipschitzConv1d, LipschitzConv2d, LipschitzLinear, layer_class
+from orthogonium.layers.lipschitz import LipschitzConv2d, LipschitzLinear, layer_class
 from orthogonium.linalg import EXP_ORTHO_PARAMS
 from orthogonium.methods import METHODS, table
 from tests.jacobians import singular_values as jacobian_values
@@ -83,8 +83,8 @@ def test_unknown_names_list_the_known_ones():
         LipschitzConv2d(2, 2, 3, method="AOC")
     with pytest.raises(ParameterError, match="spectral"):
         LipschitzLinear(2, 2, method="nothing")
-    with pytest.raises(ParameterError, match="its layers are SpectralLinear.*aoc, bcop"):
-        LipschitzConv1d(2, 2, 3, method="spectral")
+    with pytest.raises(ParameterError, match="its layers are SDPBased.*aoc, bcop"):
+        LipschitzLinear(2, 2, method="sll")
 
 
 def test_options_that_a_layer_does_not_take_are_refused():

@@ -7,8 +7,9 @@ from torch import nn
 
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.frequency_bound import squared_norm_bound
 from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
-from orthogonium.methods.cpl import PotentialKernels, squared_norm_bound
+from orthogonium.methods.cpl import PotentialKernels
 from tests.jacobians import ascend, jacobian_norm, jacobians
 from tests.oracle import plain_conv, singular_values
 
