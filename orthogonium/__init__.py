@@ -11,16 +11,18 @@ from orthogonium.published import paths as _published_paths
 if TYPE_CHECKING:
     from orthogonium.certification import audit, certify, lipschitz_bound
     from orthogonium.conversion import convert
+    from orthogonium.layers import inverse
 
 _published_paths.install()
 
 __version__ = "0.2.0"
-__all__ = ["ClassParam", "__version__", "audit", "certify", "convert", "lipschitz_bound"]
+__all__ = ["ClassParam", "__version__", "audit", "certify", "convert", "inverse", "lipschitz_bound"]
 
 _VERBS = {  # imported when they are first used
     "audit": "certification",
     "certify": "certification",
     "convert": "conversion",
+    "inverse": "layers",
     "lipschitz_bound": "certification",
 }
 

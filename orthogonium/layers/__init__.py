@@ -90,6 +90,8 @@ from orthogonium.layers.global_pooling import (
 )
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.head import check_last_linear_layer_type
+from orthogonium.layers.inversion import Inverse, InversionError, inverse
+from orthogonium.layers.invertible_residual import iResidual
 from orthogonium.layers.joins import ConvexSum, UnitConcat
 from orthogonium.layers.linear import AOLLinear, OrthoLinear, SpectralLinear, UnitNormLinear
 from orthogonium.layers.lipschitz import (
@@ -184,6 +186,8 @@ __all__ = [
     "Guarantee",
     "HouseHolder",
     "HouseHolder_Order_2",
+    "Inverse",
+    "InversionError",
     "InvertibleDownsampling",
     "InvertibleUpsampling",
     "IsometricPad",
@@ -246,6 +250,8 @@ __all__ = [
     "check_last_linear_layer_type",
     "conv_orthogonal_",
     "freeze",
+    "iResidual",
+    "inverse",
     "normalize",
     "spread_constant",
 ]

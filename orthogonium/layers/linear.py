@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, constrain
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aol import AlmostOrthogonalKernel
@@ -31,6 +33,22 @@ class _ConstrainedLinear(Constrained, nn.Linear):
                 f"{type(self).__name__} needs at least one input and one output, got {in_features}→{out_features}."
             )
         super().__init__(in_features, out_features, bias, device, dtype)
+
+    def inverse(self) -> Inverse:
+        """The module that undoes this one, `x = Wᵀ(y − b) / lipschitz²`, with the same parameters. See `inverse`."""
+        name = type(self).__name__
+        if self.guarantee.kind != "orthogonal":
+            raise InversionError(f"{name} promises no smallest singular value. Use OrthoLinear.")
+        if self.out_features < self.in_features:
+            raise InversionError(
+                f"{name}: {self.out_features} outputs do not determine {self.in_features} inputs. Use at least as many."
+            )
+        return Inverse(self, both_sides=self.out_features == self.in_features)
+
+    def undo(self, y: Tensor) -> Tensor:
+        """The inputs of these outputs."""
+        centred = y if self.bias is None else y - self.bias
+        return F.linear(centred, self.weight.mT) / self.lipschitz**2
 
     def singular_values(self) -> tuple[float, float, float]:
         """`(σ_min, σ_max, stable rank)` of the weight by SVD in float64.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import InversionError, inverse
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
@@ -32,8 +33,11 @@ def _precise(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+IF_FN_IS_1_LIPSCHITZ = Guarantee("lipschitz", note="for every 1-Lipschitz fn")
+
+
 class _Residual(nn.Module):
-    guarantee = Guarantee("lipschitz", note="for every 1-Lipschitz fn")
+    guarantee = IF_FN_IS_1_LIPSCHITZ
 
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -72,6 +76,12 @@ class ConcatResidual(_Residual):
             )
         kept, changed = x.split(x.shape[self.dim] // 2, dim=self.dim)
         return torch.cat([kept, _same_shape(changed, self.fn(changed), "ConcatResidual")], dim=self.dim)
+
+    def inverse(self) -> ConcatResidual:
+        """Undoes `fn`, if it can be undone."""
+        if not isinstance(self.fn, nn.Module):
+            raise InversionError("ConcatResidual: fn is no module, so that nothing is known of its inverse.")
+        return ConcatResidual(inverse(self.fn), self.dim)
 
     def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
         """`max(1, L)`."""

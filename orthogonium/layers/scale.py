@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers.guarantee import Guarantee, check_constant
+from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.parametrization import Constrained
 
 _START = 0.9  # of the limit, where a trained factor starts
@@ -73,6 +74,14 @@ class Scale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
         return (x * self.factor).to(x.dtype)
+
+    def inverse(self) -> Inverse:
+        """Division by the factor."""
+        return Inverse(self)
+
+    def undo(self, y: Tensor) -> Tensor:
+        """`y` divided by the factor."""
+        return (y / self.factor).to(y.dtype)
 
     def extra_repr(self) -> str:
         """The factor, or its limit."""

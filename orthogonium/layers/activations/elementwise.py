@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.layers.activations.axes import ISOMETRY, along, check_channels, positive_axis
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.whole import as_a_whole
 
 
@@ -170,6 +171,15 @@ class CReLU(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Twice the size of `z` along the axis."""
         return concatenated_relu(z, self.axis)
+
+    def inverse(self) -> Inverse:
+        """The first half minus the second."""
+        return Inverse(self, both_sides=False)
+
+    def undo(self, y: Tensor) -> Tensor:
+        """Positive part minus negative part."""
+        positive, negative = y.chunk(2, dim=self.axis)
+        return positive - negative
 
     def extra_repr(self) -> str:
         """Arguments that are not the default."""

@@ -5,6 +5,7 @@ A call checks the images, tiles them with windows, applies the kernel (`executio
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
-from orthogonium.layers.conv.execution import execute
+from orthogonium.layers.conv.execution import adjoint, execute
 from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size, zero_extend
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, constrain
 from orthogonium.methods.kernel import ConvKernel, Device
 
@@ -63,6 +65,30 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     def covers(self) -> bool:
         """Whether every window of a circular image is there."""
         return self.border.covers(self.geometry)
+
+    def inverse(self) -> Inverse:
+        """The module that undoes this one, its adjoint with the same parameters. See `orthogonium.inverse`."""
+        g, name = self.geometry, type(self).__name__
+        tiles = g.extent == g.stride and not any((*self.border.left, *self.border.right, *self.output_padding))
+        if self.smallest != 1 or not (self.covers or tiles):
+            raise InversionError(
+                f"{name} promises no smallest singular value: {self.guarantee}. Use an orthogonal kernel with circular "
+                "padding that keeps every window, or one as large as its stride without padding."
+            )
+        rows, columns = g.group_out, g.group_in * math.prod(g.stride)
+        inputs, outputs = (rows, columns) if self.transposed else (columns, rows)
+        if outputs < inputs:
+            raise InversionError(
+                f"{name}: {outputs} outputs of a window (in each group) do not determine its {inputs} inputs. Use at "
+                "least as many."
+            )
+        return Inverse(self, both_sides=outputs == inputs)
+
+    def undo(self, y: Tensor) -> Tensor:
+        """The images that these are the outputs of, if the stride divides their size."""
+        g = self.geometry
+        centred = y if self.bias is None else y - self.bias.view(-1, *[1] * g.dims)
+        return adjoint(self, centred) / self.lipschitz**2
 
     @property
     def guarantee(self) -> Guarantee:

@@ -115,6 +115,15 @@ def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Seque
     return unwrap(y, border.left, border.right)
 
 
+def adjoint(layer: Any, y: Tensor) -> Tensor:
+    """The adjoint of a layer, without bias, from outputs to images that its stride divides."""
+    g, border, source = layer.geometry, layer.border, layer.source()
+    if layer.transposed:
+        return convolve(y, layer.weight_of(source), None, border, g.dilation, g.groups)
+    axes = zip(y.shape[-g.dims :], g.stride, border.left, border.right, strict=True)
+    return _convolve_folded(layer, y, source, [n * s + a + b for n, s, a, b in axes])
+
+
 EXECUTIONS = (
     Execution("factors in turn", _pays_in_turn, _apply_in_turn),
     Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),

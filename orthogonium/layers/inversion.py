@@ -1,0 +1,113 @@
+"""Modules that undo others: orthogonal layers by their adjoints, permutations, chains of these.
+
+Note [Undone]
+An isometry `f`, `WᵀW = I`, is undone by its adjoint, `x = Wᵀ(f(x) − b)`, also where it has more outputs than inputs: then
+`inverse(f)(f(x)) = x`, while `f(inverse(f)(y))` is only the projection of y. Layers with fewer outputs than inputs lose
+what cannot come back, as do activations that fold: MaxMin gives (a, b) and (b, a) the same result, HouseHolder a point and
+its mirror image. All of their Jacobians are orthogonal, and they are not injective. They are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from orthogonium.errors import OrthogoniumError
+from orthogonium.layers.guarantee import Guarantee
+
+
+class InversionError(OrthogoniumError):
+    """Nothing undoes this module."""
+
+
+class Inverse(nn.Module):
+    """Undoes a module that has `undo`, and shares its parameters: training one trains the other.
+
+    Guarantee: `Inverse(module)(module(x)) = x`, up to rounding.
+    """
+
+    def __init__(self, module: nn.Module, both_sides: bool = True) -> None:
+        super().__init__()
+        self.module, self.both_sides = module, both_sides
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Distances come back as they were."""
+        made: Any = self.module.guarantee
+        return Guarantee("lipschitz", 1 / made.constant)
+
+    def inverse(self) -> nn.Module:
+        """The module itself, if it is undone from both sides."""
+        if not self.both_sides:
+            raise InversionError(
+                f"{type(self.module).__name__} has more outputs than inputs: its inverse forgets what is outside its range."
+            )
+        return self.module
+
+    def forward(self, y: Tensor) -> Tensor:
+        """What the module made `y` of."""
+        undone: Any = self.module
+        return undone.undo(y)
+
+
+def inverse(module: nn.Module) -> nn.Module:
+    """The module that undoes another one, with the same parameters: `inverse(f)(f(x)) = x` up to rounding.
+
+    Known are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular padding that
+    keeps every window, or without padding where windows tile the image; the stride must divide the image),
+    `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `CReLU`, `Scale`, `ConcatResidual`, `iResidual`,
+    `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and chains (`nn.Sequential`) of these.
+    Note [Undone] says what cannot be undone.
+
+    Raises:
+        InversionError: for everything else, with the reason.
+
+    >>> import orthogonium
+    >>> from orthogonium.layers import AdaptiveOrthoConv2d, OrthoLinear
+    >>> model = nn.Sequential(AdaptiveOrthoConv2d(3, 12, 3, stride=2), nn.LeakyReLU(0.5))
+    >>> x = torch.randn(2, 3, 8, 8)
+    >>> torch.allclose(orthogonium.inverse(model)(model(x)), x, atol=1e-5)
+    True
+    """
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return nn.Sequential(*(inverse(child) for child in reversed(list(module))))
+    own = getattr(module, "inverse", None)
+    if callable(own):
+        return own()
+    made = _of_torch(module)
+    if made is None:
+        raise InversionError(f"{type(module).__name__}: {_reason(module)}")
+    return made
+
+
+def _of_torch(module: nn.Module) -> nn.Module | None:
+    if type(module) is nn.Identity:
+        return module
+    if type(module) is nn.PixelShuffle:
+        return nn.PixelUnshuffle(module.upscale_factor)
+    if type(module) is nn.PixelUnshuffle:
+        return nn.PixelShuffle(module.downscale_factor)
+    if type(module) is nn.Unflatten and isinstance(module.dim, int) and module.dim >= 0:
+        return nn.Flatten(module.dim, module.dim + len(module.unflattened_size) - 1)
+    if type(module) is nn.LeakyReLU and module.negative_slope > 0:
+        return nn.LeakyReLU(1 / module.negative_slope)
+    return None
+
+
+_REASONS = {
+    "MaxMin": "it gives (a, b) and (b, a) the same result, so that nothing can undo it; on its results it is the identity.",
+    "HouseHolder": "it gives a pair and its mirror image the same result, so that nothing can undo it.",
+    "GroupSort": "it forgets the order of what it sorts.",
+    "Abs": "it forgets signs.",
+    "NActivation": "it gives several numbers the same result.",
+    "Flatten": "it does not know the shape it flattened. Use nn.Unflatten in the inverse.",
+}
+
+
+def _reason(module: nn.Module) -> str:
+    names = {"ReLUMaxMin": "MaxMin", "HouseHolder_Order_2": "HouseHolder", "FullSort": "GroupSort"}
+    name = type(module).__name__
+    instead = " Invertible activations are CReLU, nn.LeakyReLU and those inside of an iResidual."
+    known = _REASONS.get(names.get(name, name), "no inverse of it is known.")
+    return known + ("" if name == "Flatten" else instead)
