@@ -91,12 +91,9 @@ def identity(
     """Kernel that returns its input under left padding `(size − 1) // 2`."""
     if groups < 1 or channels % groups:
         raise ShapeError(f"identity: {channels} channels do not split into {groups} groups.")
-    kernel = torch.zeros(channels, channels // groups, *size, dtype=dtype, device=device)
-    centre = tuple((k - 1) // 2 for k in size)
-    rows = torch.arange(channels, device=device)
-    index: tuple[Any, ...] = (rows, rows % (channels // groups), *centre)
-    kernel[index] = 1
-    return kernel
+    eye = torch.eye(channels // groups, dtype=dtype, device=device).repeat(groups, 1)
+    around = [amount for k in reversed(size) for amount in ((k - 1) // 2, k // 2)]
+    return F.pad(eye.view(*eye.shape, *[1] * len(size)), around)
 
 
 def dilate(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
