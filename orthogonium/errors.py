@@ -1,5 +1,12 @@
 """Errors and warnings of the library. Every error is a `ValueError` that says the rule, the values and a remedy."""
 
+from __future__ import annotations
+
+import sys
+import warnings
+
+_PASSED = ("orthogonium", "torch", "torchmetrics")  # packages whose lines say nothing to the user
+
 
 class OrthogoniumError(ValueError):
     """Base of every error raised for bad input."""
@@ -47,3 +54,11 @@ class NumericalWarning(UserWarning):
 
 class GuaranteeWarning(UserWarning):
     """The layer is valid, but its guarantee is narrower than its user may expect."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the caller's own code, however deep in this library or in torch the reason is found."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orthogonium.certification.radii import VRA, Head, certified_radii, check_head, exceeds
-from orthogonium.errors import ParameterError
+from orthogonium.errors import GuaranteeWarning, ParameterError, warn
+from orthogonium.layers.head import check_last_linear_layer_type
 
 try:
     from torchmetrics import Metric
@@ -33,14 +34,33 @@ class _CertifiedMetric(Metric):
     full_state_update = False
     total: Tensor
 
-    def __init__(self, last_layer_type: Head, L: float, **metric_options: Any) -> None:
+    def __init__(self, last_layer_type: Head | nn.Module | None, L: float, **metric_options: Any) -> None:
         super().__init__(**metric_options)  # torchmetrics rejects unknown options
-        check_head(last_layer_type, L)
-        self.last_layer_type = last_layer_type
+        head = self._found(last_layer_type) if isinstance(last_layer_type, nn.Module) else last_layer_type
+        self.assumed = head is None  # until a batch comes with the weight of its head
+        self.last_layer_type: Any = head or "classwise"
+        check_head(self.last_layer_type, L)
         self.L = L
         self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
+    def _found(self, model: nn.Module) -> str:
+        """The type of the head of a model."""
+        found = check_last_linear_layer_type(model)
+        if found == "unknown":
+            raise ParameterError(
+                f"{type(self).__name__}: the head of the model is none of OrthoLinear, SpectralLinear and UnitNormLinear. "
+                "Pass last_layer_type='global' or 'classwise' if you know it, or head_weight with each batch."
+            )
+        return found
+
     def _radii(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None) -> Tensor:
+        if self.assumed and head_weight is None:
+            self.assumed = False  # said once
+            warn(
+                f"{type(self).__name__} was not told the head of the network and assumes 'classwise', rows of norm 1 behind "
+                f"{self.L:.4g}-Lipschitz features. Pass last_layer_type: 'global', 'classwise' or the model.",
+                GuaranteeWarning,
+            )
         head = self.last_layer_type if head_weight is None else head_weight
         radii = certified_radii(logits.detach(), labels, head, self.L)
         self.total += radii.numel()
@@ -54,12 +74,13 @@ class CertifiedAccuracy(_CertifiedMetric):
 
     Args:
         eps: one radius, or several.
-        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`.
+        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is looked
+            up. Nothing assumes "classwise", with a warning.
         L: Lipschitz constant of the network; with a head weight: of everything before the head.
         metric_options: options of `torchmetrics.Metric`.
 
     >>> from orthogonium.metrics import CertifiedAccuracy
-    >>> metric = CertifiedAccuracy(eps=[0.0, 0.5, 2.0])
+    >>> metric = CertifiedAccuracy(eps=[0.0, 0.5, 2.0], last_layer_type="classwise")
     >>> metric.update(torch.tensor([[3.0, 1.0], [1.0, 1.2]]), torch.tensor([0, 1]))
     >>> metric.compute()
     tensor([1.0000, 0.5000, 0.0000])
@@ -72,7 +93,7 @@ class CertifiedAccuracy(_CertifiedMetric):
     def __init__(
         self,
         eps: float | Sequence[float] = 36 / 255,
-        last_layer_type: Head = "classwise",
+        last_layer_type: Head | nn.Module | None = None,
         L: float = 1.0,
         **metric_options: Any,
     ) -> None:
@@ -99,12 +120,13 @@ class MeanCertifiedRadius(_CertifiedMetric):
     """Mean certified l2 radius over all samples, where a wrong prediction counts as 0 (average certified radius).
 
     Args:
-        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`.
+        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is looked
+            up. Nothing assumes "classwise", with a warning.
         L: Lipschitz constant of the network; with a head weight: of everything before the head.
         metric_options: options of `torchmetrics.Metric`.
 
     >>> from orthogonium.metrics import MeanCertifiedRadius
-    >>> metric = MeanCertifiedRadius()
+    >>> metric = MeanCertifiedRadius("classwise")
     >>> metric.update(torch.tensor([[3.0, 1.0], [1.0, 5.0]]), torch.tensor([0, 0]))
     >>> metric.compute()
     tensor(0.5000)
@@ -113,7 +135,7 @@ class MeanCertifiedRadius(_CertifiedMetric):
     radius_sum: Tensor
     plot_lower_bound = 0.0
 
-    def __init__(self, last_layer_type: Head = "classwise", L: float = 1.0, **metric_options: Any) -> None:
+    def __init__(self, last_layer_type: Head | nn.Module | None = None, L: float = 1.0, **metric_options: Any) -> None:
         super().__init__(last_layer_type, L, **metric_options)
         self.add_state("radius_sum", torch.zeros(()), dist_reduce_fx="sum")
 

@@ -4,8 +4,16 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from orthogonium.errors import ParameterError
+from orthogonium.errors import GuaranteeWarning, NumericalWarning, ParameterError
+from orthogonium.layers import (
+    AdaptiveOrthoConv2d,
+    AOCLipschitzResBlock,
+    LipschitzConv2d,
+    OrthoLinear,
+    UnitNormLinear,
+)
 from orthogonium.losses import VRA
 from orthogonium.metrics import CertifiedAccuracy, MeanCertifiedRadius
 from tests.processes import run_distributed
@@ -32,13 +40,13 @@ def test_certified_accuracy_of_batches_is_that_of_all_samples():
 
 def test_single_radius_gives_a_scalar():
     logits, labels = data()
-    value = CertifiedAccuracy()(logits, labels)
+    value = CertifiedAccuracy(last_layer_type="classwise")(logits, labels)
     assert value.shape == () and torch.allclose(value, VRA(logits, labels).mean())
 
 
 def test_mean_certified_radius_counts_wrong_predictions_as_zero():
     logits, labels = data()
-    metric = MeanCertifiedRadius(L=2.0)
+    metric = MeanCertifiedRadius("classwise", L=2.0)
     for part in (slice(0, 30), slice(30, 50)):
         metric.update(logits[part], labels[part])
     top = logits.topk(2, dim=1)
@@ -50,8 +58,8 @@ def test_mean_certified_radius_counts_wrong_predictions_as_zero():
 def test_head_weight_takes_the_place_of_the_type():
     logits, labels = data()
     for by_type, by_weight in [
-        (CertifiedAccuracy(EPS, "global"), CertifiedAccuracy(EPS)),
-        (MeanCertifiedRadius("global"), MeanCertifiedRadius()),
+        (CertifiedAccuracy(EPS, "global"), CertifiedAccuracy(EPS, "classwise")),
+        (MeanCertifiedRadius("global"), MeanCertifiedRadius("classwise")),
     ]:
         by_type.update(logits, labels)
         by_weight.update(logits, labels, torch.eye(5))
@@ -60,7 +68,7 @@ def test_head_weight_takes_the_place_of_the_type():
 
 def test_gradients_stay_outside():
     logits, labels = data()
-    metric = MeanCertifiedRadius()
+    metric = MeanCertifiedRadius("classwise")
     metric.update(logits.requires_grad_(), labels)
     assert not metric.compute().requires_grad
 
@@ -92,7 +100,7 @@ def _compare_with_one_process(rank):
     torch.manual_seed(0)
     logits, labels = data()
     mine = slice(0, 37) if rank == 0 else slice(37, 50)
-    for build in (lambda: CertifiedAccuracy(EPS), MeanCertifiedRadius):
+    for build in (lambda: CertifiedAccuracy(EPS, "classwise"), lambda: MeanCertifiedRadius("classwise")):
         single = build()
         single.update(logits, labels)
         # Without syncing, the local value; compute() of the other adds up both processes.
@@ -105,3 +113,35 @@ def _compare_with_one_process(rank):
 
 def test_two_processes_count_every_sample_once(tmp_path):
     run_distributed(_compare_with_one_process, tmp_path)
+
+
+def test_the_head_is_found_or_assumed_with_a_warning():
+    body = [nn.Flatten(), OrthoLinear(12, 8)]
+    assert CertifiedAccuracy(EPS, nn.Sequential(*body, OrthoLinear(8, 3))).last_layer_type == "global"
+    assert MeanCertifiedRadius(nn.Sequential(*body, UnitNormLinear(8, 3))).last_layer_type == "classwise"
+    with pytest.raises(ParameterError, match="head of the model"):
+        CertifiedAccuracy(EPS, nn.Sequential(*body, nn.Linear(8, 3)))
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    metric = CertifiedAccuracy(0.1)
+    with pytest.warns(GuaranteeWarning, match="assumes 'classwise'") as seen:
+        metric.update(logits, labels)
+    assert seen[0].filename == __file__  # the caller's line
+    metric.update(logits, labels)  # said once
+    told = CertifiedAccuracy(0.1)
+    told.update(logits, labels, head_weight=torch.eye(3))
+
+
+def test_warnings_carry_the_line_of_the_caller():
+    for make in (
+        lambda: AdaptiveOrthoConv2d(4, 4, 3, groups=4),
+        lambda: LipschitzConv2d(4, 4, 3, groups=4),
+        lambda: AOCLipschitzResBlock(4, 1, 3, groups=4),
+    ):
+        with pytest.warns(GuaranteeWarning, match="one channel per group") as seen:
+            make()
+        assert seen[0].filename == __file__
+    layer = OrthoLinear(4, 4)
+    nn.init.zeros_(layer.parametrizations.weight.original)
+    with pytest.warns(NumericalWarning) as told:
+        layer(torch.randn(2, 4))
+    assert told[0].filename == __file__

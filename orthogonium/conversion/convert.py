@@ -21,6 +21,8 @@ from orthogonium.conversion.tracing import shapes_of, traced
 from orthogonium.errors import ParameterError
 from orthogonium.methods import METHODS
 
+_ROUNDING = 1.01  # of a bound, at most: the head makes up for it
+
 
 def convert(
     model: nn.Module,
@@ -87,6 +89,10 @@ def convert(
     if lipschitz != 1:
         new = _Between(new, math.sqrt(lipschitz))
     bound = _bound(new.eval(), shape, refused)
+    head = None if graph is None else converter.head()
+    if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
+        head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
+        bound = _bound(new, shape, refused)
     return Conversion(new.train(training), Changes(changes), tuple(refused), bound)
 
 

@@ -17,6 +17,7 @@ from orthogonium.conversion.tracing import shape_of
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.joins import ConvexSum, UnitConcat
 from orthogonium.layers.normalization import BatchCentering
+from orthogonium.layers.parametrization import Constrained
 from orthogonium.methods import METHODS
 
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
@@ -47,6 +48,17 @@ class Converter:
         self.model.delete_all_unused_submodules()
         self.model.recompile()
         return self.model
+
+    def head(self) -> Constrained | None:
+        """The constrained layer that everything passes last, if there is one."""
+        (output,) = (node for node in self.model.graph.nodes if node.op == "output")
+        node = output
+        while len(node.all_input_nodes) == 1:
+            node = node.all_input_nodes[0]
+            module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(module, Constrained):
+                return module
+        return None
 
     def _visit(self, node: fx.Node) -> None:
         inputs = [n for n in node.all_input_nodes if n in self.units]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from orthogonium.errors import ExportError, NumericalWarning, ShapeError
+from orthogonium.errors import ExportError, NumericalWarning, ShapeError, warn
 from orthogonium.linalg.products import held, products_are_rounded
 
 # Whether a graph for all batch sizes may be asked for; older versions of torch only know of compilers in general.
@@ -159,12 +158,11 @@ def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> T
 
 def warn_of_deficiency(name: str, deficit: float, rank: int) -> None:
     """Say that a matrix could not be made orthogonal."""
-    warnings.warn(
+    warn(
         f"{name}: the input is rank-deficient or too ill-conditioned, so the result is not orthogonal: its "
         f"squared Frobenius norm is off by {deficit:.2g} from {rank}. Use full rank, or the QR, "
         "Cayley or exponential method, which are defined for every matrix.",
         NumericalWarning,
-        stacklevel=5,
     )
 
 

@@ -224,6 +224,11 @@ def test_a_forward_that_cannot_be_traced_keeps_its_code():
         convert(ByValue(), (2, 6, 6), weights="keep")
 
 
+def test_the_head_makes_up_for_rounding():
+    found = convert(MLP(), (1, 8, 8))
+    assert 1 - 1e-5 < found.bound <= 1 + 1e-6 and found.model.fc3.lipschitz <= 1
+
+
 @pytest.mark.parametrize("lipschitz", [0.3, 7.0])
 def test_other_constants(lipschitz):
     found = convert(MLP(), (1, 8, 8), lipschitz=lipschitz)

@@ -6,14 +6,13 @@ A call checks the images, tiles them with windows, applies the kernel (`executio
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError
+from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError, warn
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.execution import adjoint, execute
@@ -246,9 +245,8 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
 
 def warn_depthwise(name: str, geometry: ConvGeometry) -> None:
     """Say that a layer with one channel per group has next to nothing to learn."""
-    warnings.warn(
+    warn(
         f"{name}: with one channel per group ({geometry.groups} groups, kernel {geometry.kernel_size}), the only "
         "orthogonal kernels are shifts: this layer has no trainable weight. Use AdaptiveSOCConv, or fewer groups.",
         GuaranteeWarning,
-        stacklevel=5,
     )
