@@ -6,6 +6,7 @@ published library (`.peer`), which has the same package name, in another.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import multiprocessing
 import os
@@ -22,6 +23,21 @@ HEATS = 4
 TURN = 0.2  # seconds that a contestant repeats its job for: the first call after the others' turns finds cold caches
 
 
+def chosen_device() -> str:
+    """What `--device` says: the device on which tensors are made and timed, of any benchmark that races."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--device", default="cpu")
+    return parser.parse_known_args()[0].device
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was asked to."""
+    if device != "cpu":
+        import torch
+
+        torch.accelerator.synchronize()
+
+
 def install_peer() -> None:
     """Put the published library into a directory of its own."""
     if not (PEER / "orthogonium").exists():
@@ -29,17 +45,41 @@ def install_peer() -> None:
         subprocess.run([*command, f"orthogonium=={PEER_VERSION}"], check=True)
 
 
-def _serve(connection, peer: bool, contestants: dict[str, tuple[str, dict]], threads: int) -> None:
+def in_process(peer: bool, function: str, *arguments):
+    """What a function ("module:function") returns in a process of its own, with our library or the published one."""
+    context = multiprocessing.get_context("spawn")
+    end, other = context.Pipe()
+    process = context.Process(target=_answer, args=(other, peer, function, arguments), daemon=True)
+    process.start()
+    other.close()  # so that the end of the process is noticed
+    result = end.recv()
+    process.join()
+    return result
+
+
+def _answer(connection, peer: bool, function: str, arguments) -> None:
+    if peer:
+        sys.path.insert(0, str(PEER))
+    connection.send(named(function)(*arguments))
+
+
+def named(function: str):
+    """The function "module:function"."""
+    module, name = function.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _serve(connection, peer: bool, contestants: dict[str, tuple[str, dict]], threads: int, device: str) -> None:
     if peer:
         sys.path.insert(0, str(PEER))
     import torch
 
     torch.set_num_threads(threads)
+    torch.set_default_device(device)
     jobs = {}
     for name, (contestant, arguments) in contestants.items():
         torch.manual_seed(0)
-        module, function = contestant.split(":")
-        jobs[name] = getattr(importlib.import_module(module), function)(**arguments)
+        jobs[name] = named(contestant)(**arguments)
         jobs[name]()
     connection.send("ready")
     while (name := connection.recv()) is not None:
@@ -47,6 +87,7 @@ def _serve(connection, peer: bool, contestants: dict[str, tuple[str, dict]], thr
         while time.perf_counter() < begin + TURN:
             start = time.perf_counter()
             result = jobs[name]()
+            synchronize(device)
             best = min(best, time.perf_counter() - start)
         connection.send((best, result))
 
@@ -74,7 +115,7 @@ def _heat(contestants: dict, rounds: int, threads: int) -> dict[str, tuple[float
     for peer in {peer for peer, _, _ in contestants.values()}:
         end, other = context.Pipe()
         cases = {name: (function, arguments) for name, (p, function, arguments) in contestants.items() if p == peer}
-        context.Process(target=_serve, args=(other, peer, cases, threads), daemon=True).start()
+        context.Process(target=_serve, args=(other, peer, cases, threads, chosen_device()), daemon=True).start()
         ends[peer] = end
     for end in ends.values():
         end.recv()

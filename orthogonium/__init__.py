@@ -9,6 +9,7 @@ from orthogonium.class_param import ClassParam
 from orthogonium.published import paths as _published_paths
 
 if TYPE_CHECKING:
+    from orthogonium.building import build_once, build_together
     from orthogonium.certification import audit, certify, lipschitz_bound
     from orthogonium.conversion import convert
     from orthogonium.layers import inverse
@@ -16,10 +17,22 @@ if TYPE_CHECKING:
 _published_paths.install()
 
 __version__ = "0.2.0"
-__all__ = ["ClassParam", "__version__", "audit", "certify", "convert", "inverse", "lipschitz_bound"]
+__all__ = [
+    "ClassParam",
+    "__version__",
+    "audit",
+    "build_once",
+    "build_together",
+    "certify",
+    "convert",
+    "inverse",
+    "lipschitz_bound",
+]
 
 _VERBS = {  # imported when they are first used
     "audit": "certification",
+    "build_once": "building",
+    "build_together": "building",
     "certify": "certification",
     "convert": "conversion",
     "inverse": "layers",

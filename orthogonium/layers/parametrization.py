@@ -56,6 +56,7 @@ from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.precision import full_precision, has_values, waits
 from orthogonium.methods.aoc import OrthogonalKernel
+from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel
 
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
@@ -101,7 +102,13 @@ class Kept:
 
 
 class Constraint(nn.Module):
-    """The parametrization of a `weight`: its kernel, the constant of the layer, and the weight that is kept in eval."""
+    """The parametrization of a `weight`: its kernel, the constant of the layer, and the weight that is kept in eval.
+
+    `supply` gives weights that were built beforehand, together with others (`orthogonium.building`): of the raw parameters
+    that it is asked for, or None where it has none of these.
+    """
+
+    supply: Callable[[tuple[Tensor, ...]], Tensor | None] | None = None
 
     def __init__(
         self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None, lipschitz: float = 1.0
@@ -114,15 +121,23 @@ class Constraint(nn.Module):
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
+        supplied = self.supplied(raw)
+        if supplied is not None:
+            self._forget(raw)
+            return supplied
         if not self.keeps(raw):
             self._forget(raw)
-            return self._build(raw)
+            return self.build(raw)
         if self._kept is None or not self._kept.is_current(raw):
-            kept = Kept(raw, self._build)
+            kept = Kept(raw, self.build)
             if not has_values(kept.weight):  # built under `FakeTensorMode`
                 return kept.weight
             self._kept = kept
         return self._kept.weight
+
+    def supplied(self, raw: tuple[Tensor, ...]) -> Tensor | None:
+        """The weight of these raw parameters, if it has been built beforehand."""
+        return None if self.supply is None else self.supply(raw)
 
     def keeps(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight is built once and kept: no gradient may flow, and there are values to compare."""
@@ -137,14 +152,26 @@ class Constraint(nn.Module):
         if self._kept is not None and waits(raw[0]) and self._may_train(raw):
             self._kept = None
 
-    def _build(self, raw: tuple[Tensor, ...]) -> Tensor:
+    def build(self, raw: tuple[Tensor, ...]) -> Tensor:
         """Note [Precision]. The kernels of a block are one vector."""
-        built = full_precision(self._scaled)(*raw)
+
+        def build(*raw: Tensor) -> Any:
+            return self._scale(self.kernel.build(*raw))
+
+        built = full_precision(build)(*raw)
         return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten() for t in built]))
 
-    def _scaled(self, *raw: Tensor) -> Any:
+    def build_stacked(self, *raw: Tensor) -> Tensor:  # (n, …) each → (n, …)
+        """The weights of n stacked sets of raw parameters, in one go. Note [Batches] of `methods/batches.py`."""
+
+        def build(*raw: Tensor) -> Any:
+            return self._scale(build_stacked(self.kernel, *raw))
+
+        built = full_precision(build)(*raw)
+        return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten(1) for t in built], 1))
+
+    def _scale(self, built: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         """What the kernel builds, with the constant of the layer. Note [Constants]."""
-        built = self.kernel.build(*raw)
         if self.lipschitz == 1:
             return built
         if isinstance(built, Tensor):
@@ -173,7 +200,7 @@ class Constraint(nn.Module):
         raw = self.kernel.invert(weight)
         if self.kernel.projects:
             return raw
-        rebuilt = self._build(raw if isinstance(raw, tuple) else (raw,)) / self.lipschitz
+        rebuilt = self.build(raw if isinstance(raw, tuple) else (raw,)) / self.lipschitz
         tolerance = 1e-5 if weight.dtype.itemsize > 2 else 1e-2
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
@@ -198,7 +225,7 @@ class Constraint(nn.Module):
         return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # copies and pickles build their own
+        return {**self.__dict__, "_kept": None, "supply": None}  # copies and pickles build their own
 
 
 Own = TypeVar("Own", bound=nn.Module)

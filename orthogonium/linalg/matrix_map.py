@@ -19,6 +19,9 @@ class MatrixMap(nn.Module):
     True
     """
 
+    # Whether each matrix of a batch is mapped by itself. A subclass may do otherwise: each class says so for itself.
+    batched = False
+
     def right_inverse(self, w: Tensor) -> Tensor:
         """The matrix itself."""
         return w

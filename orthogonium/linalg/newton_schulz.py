@@ -59,6 +59,8 @@ class BatchedBjorckOrthogonalization(MatrixMap):
     With `pass_through`, the gradient is that of the identity (straight-through), which is cheap and biased.
     """
 
+    batched = True
+
     def __init__(
         self, weight_shape: tuple[int, ...], beta: float = 0.5, niters: int = 12, pass_through: bool = False
     ) -> None:

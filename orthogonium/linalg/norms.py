@@ -82,6 +82,8 @@ def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → 
 class BatchedPowerIteration(MatrixMap):
     """`W / σ` with σ estimated by `power_it_niter` power iterations: close to, but not certified to be, norm 1."""
 
+    batched = True
+
     def __init__(self, weight_shape: tuple[int, ...], power_it_niter: int = 3, eps: float = 1e-12) -> None:
         super().__init__()
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
@@ -110,6 +112,8 @@ def _power_normalize(w: Tensor, steps: int, eps: float) -> Tensor:
 class BatchedGramNormalization(MatrixMap):
     """`W / bound` with the certified Gram bound: σ_max ≤ 1 always, at least `min(W.shape)^(-2^-(niter+2))`."""
 
+    batched = True
+
     def __init__(self, weight_shape: tuple[int, ...], niter: int = 5) -> None:
         super().__init__()
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
@@ -128,6 +132,8 @@ class BatchedGramNormalization(MatrixMap):
 
 class BatchedIdentity(MatrixMap):
     """No normalization, for orthogonalizers that do not depend on the scale."""
+
+    batched = True
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:
         super().__init__()

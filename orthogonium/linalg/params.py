@@ -61,6 +61,8 @@ def check_ortho_params(ortho_params: object) -> None:
 class Orthogonalization(MatrixMap):
     """Spectral normalizer, then orthogonalizer."""
 
+    batched = True
+
     def __init__(self, normalizer: nn.Module, orthogonalizer: nn.Module) -> None:
         super().__init__()
         self.normalizer, self.orthogonalizer = normalizer, orthogonalizer

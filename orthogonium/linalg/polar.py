@@ -189,6 +189,8 @@ def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
 class BatchedPolarOrthogonalization(MatrixMap):
     """Module form of `polar`: 1e-6 in float32 up to a condition number of about 1e6."""
 
+    batched = True
+
     def __init__(self, weight_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.weight_shape = check_shape(weight_shape, type(self).__name__)

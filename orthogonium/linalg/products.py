@@ -94,8 +94,8 @@ def full_products() -> Iterator[None]:
 
 
 @contextmanager
-def _full_arithmetic(x: Tensor) -> Iterator[None]:
-    """The same outside autocast, where `x` is."""
+def full_arithmetic(x: Tensor) -> Iterator[None]:
+    """The same outside autocast, where `x` is: what derivatives of constraints are taken in."""
     device = x.device.type
     with full_products(), torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         yield
@@ -111,7 +111,7 @@ def held(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         tensors = {key: a for key, a in arguments.items() if isinstance(a, Tensor)}
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors.values()):
-            with _full_arithmetic(next(iter(tensors.values()))):
+            with full_arithmetic(next(iter(tensors.values()))):
                 return function(*args, **kwargs)
         is_tuple = False
 
@@ -134,7 +134,7 @@ class _Held(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.function, ctx.wanted = function, ctx.needs_input_grad[1:]
-        with _full_arithmetic(tensors[0]), torch.enable_grad():
+        with full_arithmetic(tensors[0]), torch.enable_grad():
             inputs = [t.detach().requires_grad_(wants) for t, wants in zip(tensors, ctx.wanted, strict=True)]
             outputs = function(*inputs)
         ctx.graph = inputs, outputs
@@ -148,7 +148,7 @@ class _Held(torch.autograd.Function):
             derivative = partial(_derivative_of, ctx.function, ctx.wanted)
             found = iter(_Held.apply(derivative, *tensors, *grads))
         else:
-            with _full_arithmetic(tensors[0]):
+            with full_arithmetic(tensors[0]):
                 inputs, outputs = ctx.graph
                 found = iter(_derivative(inputs, outputs, grads, ctx.wanted))
         return None, *(next(found) if wants else None for wants in ctx.wanted)

@@ -112,6 +112,8 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
 class BatchedExponentialOrthogonalization(MatrixMap):
     """Module form of `exponential`; `niters` is its number of terms, None (the default) the whole exponential."""
 
+    batched = True
+
     def __init__(self, weight_shape: tuple[int, ...], niters: int | None = None) -> None:
         super().__init__()
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
@@ -130,6 +132,8 @@ class BatchedExponentialOrthogonalization(MatrixMap):
 
 class BatchedCayleyOrthogonalization(MatrixMap):
     """Module form of `cayley`: 1e-6 in float32 for every input."""
+
+    batched = True
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:
         super().__init__()

@@ -213,6 +213,8 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
 class BatchedCholeskyOrthogonalization(MatrixMap):
     """Module form of `cholesky`; `stable=True` reaches 1e-6 in float32, one pass about κ²·1e-7."""
 
+    batched = True
+
     def __init__(self, weight_shape: tuple[int, ...], stable: bool = False) -> None:
         super().__init__()
         self.weight_shape = check_shape(weight_shape, type(self).__name__)
@@ -229,6 +231,8 @@ class BatchedCholeskyOrthogonalization(MatrixMap):
 
 class BatchedQROrthogonalization(MatrixMap):
     """Module form of `qr`: 1e-6 in float32 for every input."""
+
+    batched = True
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:
         super().__init__()

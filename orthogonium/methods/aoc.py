@@ -36,13 +36,14 @@ class OrthogonalKernel(ConvKernel):
     """
 
     smallest = 1.0
+    group_axes = (0,)
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__()
         self.geometry = geometry
         self.plan = plan = select_method(geometry)
         check_ortho_params(ortho_params)
-        g, ci, co = geometry.groups, geometry.group_in, geometry.group_out
+        ci, co = geometry.group_in, geometry.group_out
         self.rows = plan.orthonormal == "rows"
         self.has_rko = plan.method != "bcop"
         # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is none.
@@ -51,19 +52,24 @@ class OrthogonalKernel(ConvKernel):
         self.on_adjoint = self.rows if self.has_rko else co < ci
         # Side of the projectors, and the other side of the kernel they are applied to.
         self.channels, self.columns = (max(ci, co), min(ci, co)) if not self.has_rko else (plan.inner_channels, ci)
-        self.raw_shapes: list[tuple[int, ...]] = []
-        count = count_bases(plan.bcop_size, self.rotate)
-        self.has_bcop = count > 0
+        self.base_count = count_bases(plan.bcop_size, self.rotate)
+        self.has_bcop = self.base_count > 0
         if self.has_bcop:
-            self.raw_shapes.append((g, count, self.channels // 2, self.channels))
             self.orthonormalize = ortho_params.build(self.raw_shapes[0])
         if self.has_rko:
-            self.raw_shapes.append((g, co, plan.inner_channels * math.prod(plan.rko_size)))
             self.orthogonalize = ortho_params.build(self.raw_shapes[-1])
         self.trainable = any(math.prod(shape) for shape in self.raw_shapes)  # one channel per group may leave none
         # Note [In turn]. A rotation to at least as many channels comes first; then the order of all factors is reversed.
         self.dense_first = not self.has_rko and co >= ci
         self.factor_count = self._count_factors()
+
+    @property
+    def raw_shapes(self) -> list[tuple[int, ...]]:
+        """Those of the bases and of the RKO matrix, where there are any."""
+        g, plan = self.geometry, self.plan
+        bases = (g.groups, self.base_count, self.channels // 2, self.channels)
+        matrix = (g.groups, g.group_out, plan.inner_channels * math.prod(plan.rko_size))
+        return [bases] * self.has_bcop + [matrix] * self.has_rko
 
     def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
         """Random orthonormal bases and a random orthogonal matrix."""

@@ -67,6 +67,7 @@ class AlmostOrthogonalKernel(ConvKernel):
     """
 
     projects = True
+    group_axes = (0,)
 
     def __init__(self, geometry: ConvGeometry, niter: int) -> None:
         super().__init__()
@@ -104,12 +105,12 @@ class AlmostOrthogonalKernel(ConvKernel):
         """Rescale the kernel `(out, in/g, *k)`."""
         g = self.geometry
         e = g.effective_stride
-        largest = raw[0].detach().abs().flatten().amax(0)
-        # The result does not depend on the scale: a constant for the gradient that keeps squares in range.
-        unit = torch.where(largest > 0, largest, torch.ones_like(largest))
         dtype = raw[0].dtype
         wide = torch.float64 if raw[0].device.type == "cpu" else dtype  # Note [Kinks]
-        precise = (raw[0].to(wide) / unit).unflatten(0, (g.groups, -1))
+        grouped = raw[0].unflatten(0, (g.groups, -1))
+        largest = grouped.detach().flatten(1).abs().amax(1).view(-1, *[1] * (grouped.dim() - 1))
+        # The result does not depend on the scale of a group: a constant for the gradient that keeps squares in range.
+        precise = grouped.to(wide) / torch.where(largest > 0, largest, torch.ones_like(largest))
         weights = positive_weights(raw[1].to(wide)) if len(raw) > 1 else None
         t = group_gram_diagonal(self._scaled_side(precise), weights, self.niter, dtype)
         kernel, scale = precise.to(dtype), t.rsqrt().to(dtype)

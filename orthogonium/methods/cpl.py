@@ -22,6 +22,8 @@ from orthogonium.methods.sll import ResidualKernels, divide, split_scale
 class PotentialKernels(ResidualKernels):
     """Raw parameter: the kernel W `(inner, channels/g, *k)`. Each group has a bound of its own."""
 
+    group_axes = (0,)
+
     def __init__(self, geometry: ConvGeometry, niter: int) -> None:
         super().__init__(geometry)
         if not isinstance(niter, int) or niter < 0:
@@ -37,6 +39,6 @@ class PotentialKernels(ResidualKernels):
 
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
         """W and `W/β`; zero stays zero."""
-        unit, scale = split_scale(raw[0])
+        unit, scale = split_scale(raw[0], self.geometry.groups)
         beta = squared_norm_bound(unit, self.niter, self.geometry.groups).repeat_interleave(self.geometry.group_out)
         return raw[0], divide(unit, scale, beta)

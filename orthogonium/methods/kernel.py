@@ -39,6 +39,8 @@ class Kernel(nn.Module):
 
     projects = False  # Note [Assignment]
     weight_shape: tuple[int, ...] | None = None  # of what may be assigned
+    # Note [Batches] of `batches.py`. A subclass may build otherwise: each class says so for itself.
+    group_axes: tuple[int, ...] | None = None
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
         """Random raw parameters to start from."""

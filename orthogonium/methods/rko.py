@@ -43,6 +43,7 @@ class ReshapedKernel(ConvKernel):
     """RKO kernel: the raw parameter is the matrix, `(g, out/g, in/g·∏k)`."""
 
     projects = True
+    group_axes = (0,)
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__()
@@ -74,6 +75,8 @@ class ReshapedKernel(ConvKernel):
 
 class OrthogonalMatrix(Matrix):
     """All singular values are 1: `σ(W) = 1` by the method of `ortho_params`."""
+
+    group_axes = ()
 
     def __init__(self, weight_shape: tuple[int, int], ortho_params: OrthoParams) -> None:
         super().__init__(weight_shape)

@@ -31,6 +31,8 @@ from orthogonium.methods.kernel import Device, Kernels
 class SandwichKernels(Kernels):
     """`(√2 Ψ⁻¹B, √2 AᵀΨ)` of a geometry. Raw parameters: those of the kernels, then d `(q,)` if `scaled`."""
 
+    group_axes = (0,)
+
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams, scaled: bool) -> None:
         super().__init__()
         self.geometry, self.scaled = geometry, scaled

@@ -24,13 +24,14 @@ from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.kernel import Device, Kernels
 
 
-def split_scale(w: Tensor) -> tuple[Tensor, Tensor]:
-    """`(W/a, a)` with the largest absolute entry a (or `smallest_scale`), a constant for the gradient.
+def split_scale(w: Tensor, groups: int) -> tuple[Tensor, Tensor]:  # (inner, channels/g, *k) → the same, (inner,)
+    """`(W/a, a)` with the largest absolute entry a of each group (or `smallest_scale`), a constant for the gradient.
 
     T is quadratic in W and may leave the range of its dtype where `T⁻¹W` does not; that of `W/a` stays within.
     """
-    scale = w.detach().abs().amax().clamp_min(smallest_scale(w.dtype))
-    return w / scale, scale
+    largest = w.detach().reshape(groups, -1).abs().amax(1).clamp_min(smallest_scale(w.dtype))
+    scale = largest.repeat_interleave(w.shape[0] // groups)
+    return w / scale.view(-1, *[1] * (w.dim() - 1)), scale
 
 
 def smallest_scale(dtype: torch.dtype) -> float:
@@ -38,7 +39,7 @@ def smallest_scale(dtype: torch.dtype) -> float:
     return 4 * math.sqrt(torch.finfo(dtype).tiny)
 
 
-def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channels/g, *k), (), (inner,)
+def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channels/g, *k), 2 × (inner,)
     """`T⁻¹W` for `W = a·unit` and `T = a²·diag(t)`; where it would leave the range of its dtype, T is made larger."""
     smallest = smallest_scale(unit.dtype)
     return unit / (scale * t).clamp_min(smallest).view(-1, *[1] * (unit.dim() - 1))
@@ -65,6 +66,8 @@ class ResidualKernels(Kernels):
 class SDPKernels(ResidualKernels):
     """Raw parameters: the kernel W `(inner, channels/g, *k)`, and q `(inner,)` if a group has more than one unit."""
 
+    group_axes = (0,)
+
     def __init__(self, geometry: ConvGeometry, niter: int = 1) -> None:
         super().__init__(geometry)
         check_steps(niter, "SLL")
@@ -79,13 +82,15 @@ class SDPKernels(ResidualKernels):
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
         """W and `T⁻¹W`."""
         w, q = raw[0], raw[1] if len(raw) > 1 else None
-        unit, scale = split_scale(w)
+        unit, scale = split_scale(w, self.geometry.groups)
         t = gram_diagonal(unit, q, self.niter, self.geometry.groups)
         return w, divide(unit, scale, t)
 
 
 class OrthogonalResidual(ResidualKernels):
     """`U = W`, an AOC kernel: `T = I`."""
+
+    group_axes = (0,)
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__(geometry)

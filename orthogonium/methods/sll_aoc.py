@@ -25,6 +25,8 @@ from orthogonium.methods.sll import ResidualKernels
 class FusedKernels(Kernels):
     """`(A, −2C, S)` of a residual block between orthogonal convolutions (Note [Fusion])."""
 
+    group_axes = (0,)
+
     def __init__(
         self,
         residual: ResidualKernels,

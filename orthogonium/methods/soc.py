@@ -29,7 +29,7 @@ from orthogonium.kernels.dominance import dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
-from orthogonium.methods.sll import split_scale
+from orthogonium.methods.sll import smallest_scale
 
 
 class SkewExponentialKernel(ConvKernel):
@@ -37,6 +37,8 @@ class SkewExponentialKernel(ConvKernel):
 
     `geometry` has the kernel size that was asked for; the kernel that is built has `kernel_size`.
     """
+
+    group_axes = (1, 0)
 
     def __init__(self, geometry: ConvGeometry, order: int, niter: int, ortho_params: OrthoParams) -> None:
         super().__init__()
@@ -82,8 +84,10 @@ class SkewExponentialKernel(ConvKernel):
         """Half of the taps of the scaled skew kernel, of norm at most 1. Note [Skew kernels]."""
         # The middle tap is skew itself.
         half = torch.cat(((raw[:1] - raw[:1].mT) / 2, raw[1:]))
-        unit, scale = split_scale(half)
-        t = (scale * dominating_diagonal(unit, self.skew_size, None, self.niter, sign=-1)).clamp_min(1)
+        # The largest entry of each group keeps squares in range: a constant for the gradient.
+        scale = half.detach().abs().amax((0, 2, 3)).clamp_min(smallest_scale(half.dtype))
+        unit = half / scale[:, None, None]
+        t = (scale[:, None] * dominating_diagonal(unit, self.skew_size, None, self.niter, sign=-1)).clamp_min(1)
         root = (t * rounding(self.channels, t.dtype)).rsqrt()
         return half * root[..., None] * root[..., None, :]
 

@@ -46,6 +46,8 @@ class Matrix(Kernel):
 class UnitRows(Matrix):
     """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""
 
+    group_axes = ()
+
     def build(self, *raw: Tensor) -> Tensor:
         """Normalize the rows."""
         return unit_norm(raw[0], dim=-1)
@@ -53,6 +55,8 @@ class UnitRows(Matrix):
 
 class UnitBall(Matrix):
     """The spectral norm is at most 1, certified (Gram bound)."""
+
+    group_axes = ()
 
     def __init__(self, weight_shape: tuple[int, int], niter: int) -> None:
         super().__init__(weight_shape)

@@ -24,6 +24,7 @@ from orthogonium.data import ImageDataModule
 from orthogonium.errors import CheckpointError, ParameterError
 from orthogonium.recipes.recipe import PRECISIONS, Recipe
 from orthogonium.training.averaging import WeightAverage
+from orthogonium.training.builds import BuildOnce
 from orthogonium.training.checkpoints import CheckpointWriter, read_checkpoint, read_recipe
 from orthogonium.training.classifier import CHECKPOINT_KEY, LipschitzClassifier
 from orthogonium.training.clock import Interrupted
@@ -168,7 +169,8 @@ def fit(
     finished, a checkpoint is written, and the process leaves with KeyboardInterrupt or exit code 143.
 
     Several processes are those of `torch.distributed`, through Lightning: started by torchrun, SLURM, or, from a script,
-    by Lightning itself with `devices` > 1. Each takes its share of every batch.
+    by Lightning itself with `devices` > 1. Each takes its share of every batch and, with DDP, of the builds of constrained
+    weights, which are built once for each optimizer step (`orthogonium.build_once`).
 
     Args:
         recipe: what to train and how.
@@ -240,6 +242,7 @@ def fit(
                 *([ProgressBar(journal)] if progress else []),
                 TimeLimit(),
                 CheckpointWriter(folder, checkpoint_minutes, checkpoint_steps),
+                BuildOnce(),
             ],
             # the scheduler sends the signal, and the job continues from last.ckpt: no second file to choose from
             plugins=SLURMEnvironment(auto_requeue=False) if SLURMEnvironment.detect() else None,

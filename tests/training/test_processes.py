@@ -65,6 +65,10 @@ def test_ddp_equals_one_process(tmp_path):
     _compare(tmp_path, SHARED, "ddp", 1e-5)
 
 
+def test_ddp_with_accumulated_parts_equals_one_process(tmp_path):
+    _compare(tmp_path, SHARED.replace(accumulate=2, clip_norm=1.0), "ddp", 1e-5)
+
+
 @pytest.mark.slow
 def test_fsdp_equals_one_process(tmp_path):
     _compare(tmp_path, SHARDED, "fsdp", 1e-3)

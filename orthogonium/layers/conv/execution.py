@@ -68,7 +68,9 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     if not isinstance(kernel, OrthogonalKernel) or kernel.channels < FEWEST_CHANNELS:
         return False
     pixels = x.numel() // layer.in_channels
-    if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels or constraint.keeps(raw):
+    if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels:
+        return False
+    if constraint.keeps(raw) or constraint.supplied(raw) is not None:
         return False
     # Half precision would round each factor, other memory formats would be lost.
     if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():

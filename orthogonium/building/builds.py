@@ -1,0 +1,123 @@
+"""The weights of a whole network: which there are, which of them are built in one batch, and that some may stay unused.
+
+Note [What pays]
+Operators of torch cost 5 to 10 µs each on a processor, so that small kernels gain most from a batch: 32 of 16 channels are
+built 15 times as fast together as one by one, those of 256 channels take as long either way, and are not worth the copy.
+On an accelerator each launch of a kernel costs about as much, while the arithmetic is faster by far: there all that are
+equal are built together.
+
+Note [Unused weights]
+A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers pass over, not zeros, by which
+momentum and decay would still move them. In a batch torch would fill up with zeros. So the functions at both ends of a batch
+share a list of the weights that got a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from orthogonium.layers.parametrization import Constraint, Source
+from orthogonium.linalg.precision import waits
+from orthogonium.methods.batches import kind
+
+_MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a processor: Note [What pays]
+
+
+def sources(model: nn.Module) -> list[Source]:
+    """The constraint and the raw parameters of each constrained weight of a model."""
+    found: dict[Constraint, tuple[Tensor, ...]] = {}
+    for module in model.modules():
+        if isinstance(module, parametrize.ParametrizationList) and isinstance(module._modules.get("0"), Constraint):
+            constraint: Any = module._modules["0"]
+            found.setdefault(constraint, tuple(p for p in module._parameters.values() if p is not None))
+    return list(found.items())
+
+
+class Supply:
+    """What gives a layer its weight, built beforehand, for as long as it is open (`Constraint.supply`)."""
+
+    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor) -> None:
+        self.raw, self.weight = raw, weight
+        self.is_open = True
+
+    def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
+        """The weight of these raw parameters; None of others than it was built from, of which layers build as always."""
+        raise NotImplementedError
+
+    def is_of(self, raw: tuple[Tensor, ...]) -> bool:
+        """Whether the weight was built from these very tensors."""
+        return all(a is b for a, b in zip(raw, self.raw, strict=True))
+
+
+def state(p: Tensor) -> tuple[Any, ...]:
+    """Memory and version of a tensor, which change when it is written to, and whether it has a gradient."""
+    return p.data_ptr(), 0 if p.is_inference() else p._version, p.requires_grad
+
+
+def unsupplied(model: nn.Module) -> list[Source]:
+    """The sources of a model for which nothing has been built beforehand."""
+    return [(c, raw) for c, raw in sources(model) if not (isinstance(c.supply, Supply) and c.supply.is_open)]
+
+
+def batches(weights: Sequence[Source]) -> list[list[int]]:
+    """Which weights are built at once, by their places in the list. Note [What pays]."""
+    groups: dict[Any, list[int]] = {}
+    for i, (constraint, raw) in enumerate(weights):
+        own = kind(constraint.kernel)
+        alone = own is None or not (waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_NUMBERS)
+        tensors = tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in raw)
+        groups.setdefault(i if alone else (own, constraint.lipschitz, tensors), []).append(i)
+    return list(groups.values())
+
+
+def build(weights: Sequence[Source]) -> list[Tensor]:
+    """Their values, differentiable, by one batch of each kind."""
+    built: list[Any] = [None] * len(weights)
+    for places in batches(weights):
+        for i, weight in zip(places, _build_batch([weights[i] for i in places]), strict=True):
+            built[i] = weight
+    return built
+
+
+def _build_batch(weights: Sequence[Source]) -> Sequence[Tensor]:
+    constraint, sets = weights[0][0], [raw for _, raw in weights]
+    if len(sets) == 1:
+        return [constraint.build(sets[0])]
+    used = [False] * len(sets)
+    stacked = (_Stack.apply(used, *tensors) for tensors in zip(*sets, strict=True))
+    return _Unstack.apply(used, constraint.build_stacked(*stacked))
+
+
+class _Stack(torch.autograd.Function):
+    """Tensors → one, whose gradient goes to those that were used. Note [Unused weights]."""
+
+    @staticmethod
+    def forward(ctx: Any, used: list[bool], *tensors: Tensor) -> Tensor:
+        ctx.used = used
+        return torch.stack(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(g if used else None for g, used in zip(grad.unbind(), ctx.used, strict=True))
+
+
+class _Unstack(torch.autograd.Function):
+    """Its inverse, which notes the tensors that have a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, used: list[bool], stacked: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.used, ctx.like = used, stacked[0].detach()
+        return stacked.unbind()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.used[:] = [g is not None for g in grads]
+        if not any(ctx.used):
+            return None, None
+        return None, torch.stack([torch.zeros_like(ctx.like) if g is None else g for g in grads])

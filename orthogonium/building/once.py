@@ -1,0 +1,151 @@
+"""`build_once`: each constrained weight of a model is built a single time, whatever number of passes run.
+
+Note [One build]
+Inside of the block, layers are given their weights as leaves of the graph, on which the gradients of all passes add up. By
+linearity one backward pass through the builds, at the end of the block, gives raw parameters the sum of the gradients that
+they would have got from each pass: `Σ_i J_buildᵀ ∂L_i/∂W = J_buildᵀ Σ_i ∂L_i/∂W`.
+
+Whatever would make a weight wrong is an error: raw parameters or weights that are written to inside of the block, and
+backward passes after it. From other tensors than the raw parameters of the model (`torch.func.functional_call`, replicas on
+other devices, parameters that were exchanged) weights are built as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.building.builds import Supply, build, sources, state, unsupplied
+from orthogonium.building.refusals import watch
+from orthogonium.building.shares import Shares
+from orthogonium.errors import DerivativeError, ParameterError
+from orthogonium.layers.parametrization import Source
+from orthogonium.linalg.precision import autocasts, has_values
+from orthogonium.linalg.products import full_arithmetic
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class _Leaf(Supply):
+    """A weight for all passes of a block, as a leaf. Note [One build]."""
+
+    def __init__(self, raw: tuple[Tensor, ...], built: Tensor) -> None:
+        trains = any(p.requires_grad for p in raw)
+        super().__init__(raw, built.detach().requires_grad_(trains))
+        self.built = built
+        self.states = [state(p) for p in (*raw, self.weight)]
+        if trains:
+            self.weight.register_hook(self._check_open)
+
+    def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
+        if not self.is_of(raw):
+            return None
+        if not torch.compiler.is_compiling():
+            self.check()
+        # Autocast would cast a leaf once for all its uses, and add up their gradients in half precision.
+        return self.weight.view_as(self.weight) if autocasts(self.weight) else self.weight
+
+    def check(self) -> None:
+        """That what the weight was built from is as it was, and so is the weight."""
+        if [state(p) for p in (*self.raw, self.weight)] != self.states:
+            raise DerivativeError(
+                "Inside of build_once, a raw parameter of a constrained layer or its weight was changed (an optimizer's "
+                "step, load_state_dict, .to(), requires_grad_, an edit in place): weights were built when the block began. "
+                "End the block first."
+            )
+
+    def _check_open(self, grad: Tensor) -> None:
+        if not self.is_open:
+            raise DerivativeError(
+                "backward() after the end of build_once, through a weight that was built for the block: its raw "
+                "parameters have got their gradients. Run backward passes inside of the block."
+            )
+
+
+def _check_raw(weights: Sequence[Source]) -> None:
+    for constraint, raw in weights:
+        if not has_values(*raw):
+            raise ParameterError(
+                f"build_once: the raw parameters of {type(constraint.kernel).__name__} are {type(raw[0]).__name__}s on "
+                f"{raw[0].device}, not plain tensors with values. It is for whole parameters on each process, outside of "
+                "compiled and transformed functions: with FSDP, or before parameters are materialized, leave it out."
+            )
+
+
+def _gradients(leaves: Sequence[_Leaf]) -> list[Tensor | None]:
+    grads = [leaf.weight.grad for leaf in leaves]
+    if any(g is not None and g.requires_grad for g in grads):
+        raise DerivativeError(
+            "backward(create_graph=True) inside of build_once: gradients of raw parameters would have no graph. Leave the "
+            "block out, or take higher derivatives with torch.autograd.grad with respect to inputs."
+        )
+    return grads
+
+
+def _backward(leaves: Sequence[_Leaf], grads: Sequence[Tensor | None]) -> None:
+    """From the gradients of the weights to those of the raw parameters."""
+    ready = [i for i, leaf in enumerate(leaves) if grads[i] is not None and leaf.built.requires_grad]
+    if ready:
+        with full_arithmetic(leaves[ready[0]].built):
+            torch.autograd.backward([leaves[i].built for i in ready], [grads[i] for i in ready])
+
+
+@contextmanager
+def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[None]:
+    """Build each constrained weight of the model a single time inside of a `with` block, whatever number of passes run.
+
+    For everything that applies a weight more often than it changes: parts of a batch whose gradients are accumulated,
+    recurrent networks, critics, siamese branches, several losses. Gradients of constrained weights add up on the weights;
+    leaving the block brings them to the `.grad` of the raw parameters, the same as without the block up to rounding.
+    Weights of equal geometry are built in one batch.
+
+    Inside of the block run forward and backward passes; clip and unscale gradients and step the optimizer after it. All of
+    autocast, `GradScaler`, activation checkpoints, `torch.compile`, hooks of parameters (called once, at the end) and
+    derivatives with respect to inputs work. An exception inside leaves raw parameters and their `.grad` as they were.
+
+    Args:
+        model: any module; its constrained layers may be anywhere inside.
+        group: processes of `torch.distributed` that train the model together (`torch.distributed.group.WORLD`: all). Each
+            then builds a share of the weights, and leaving the block averages the gradients of *all* parameters of the
+            model over the ranks, as `DistributedDataParallel` does, which is not needed. Parameters must be whole and the
+            same on all ranks, and all ranks must enter and leave.
+
+    >>> from orthogonium import build_once
+    >>> from orthogonium.layers import OrthoLinear
+    >>> layer = OrthoLinear(3, 3)
+    >>> with build_once(layer):
+    ...     for x in torch.randn(4, 8, 3):
+    ...         layer(x).square().sum().backward()
+    >>> layer.parametrizations.weight.original.grad.shape
+    torch.Size([3, 3])
+    """
+    weights = unsupplied(model)
+    _check_raw(weights)
+    if group is not None and len(weights) < len(sources(model)):
+        raise ParameterError(
+            "build_once(model, group) inside of another block for the same weights: leave out one of them."
+        )
+    with torch.inference_mode(False), torch.enable_grad():
+        shares = None if group is None else Shares(model, weights, group)
+        built = build(weights) if shares is None else shares.build()
+    leaves = [_Leaf(raw, w) for (_, raw), w in zip(weights, built, strict=True)]
+    with watch(p for _, raw in weights for p in raw if p.requires_grad):
+        try:
+            for (constraint, _), leaf in zip(weights, leaves, strict=True):
+                constraint.supply = leaf
+            yield
+            for leaf in leaves:
+                leaf.check()
+        finally:
+            for (constraint, _), leaf in zip(weights, leaves, strict=True):
+                constraint.supply, leaf.is_open = None, False
+    grads = _gradients(leaves)
+    if shares is None:
+        _backward(leaves, grads)
+    else:
+        shares.backward([leaf.built for leaf in leaves], grads)

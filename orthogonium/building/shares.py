@@ -1,0 +1,189 @@
+"""Builds shared among the processes of a group: each builds some of the weights, and all get all of them.
+
+Note [Shares]
+When a block begins, each rank builds the weights that it owns and all gather them. When it ends, the gradients of the
+weights are added up at their owners and divided by the number of ranks; owners run them back through the builds, and all
+gather the gradients of raw parameters. Gradients of all other parameters are averaged, too. So `.grad` holds on each rank
+what one process would have got from the whole batch, for losses that are means over equal parts of it: as with
+`DistributedDataParallel`, which has nothing left to do.
+
+Inside of `DistributedDataParallel` the result is the same: it averages what has been averaged already, or, where its hooks
+wait for raw parameters, they get equal gradients on all ranks.
+
+Whether a parameter has a gradient at all is decided for all ranks together: where one has none, it adds zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orthogonium.building.builds import build
+from orthogonium.errors import ParameterError
+from orthogonium.layers.parametrization import Source
+from orthogonium.linalg.products import full_arithmetic
+from orthogonium.methods.kernel import Kernels
+
+_compared: WeakSet[nn.Module] = WeakSet()  # models whose parameters are the same on all ranks
+
+
+def weight_shape(source: Source) -> tuple[int, ...]:
+    """Of a weight that is not built here. The kernels of a block are one vector."""
+    kernel = source[0].kernel
+    if isinstance(kernel, Kernels):
+        return (sum(math.prod(shape) for shape in kernel.shapes),)
+    if kernel.weight_shape is None:
+        raise ParameterError(
+            f"build_once with a group: {type(kernel).__name__} does not say the shape of what it builds, which ranks that "
+            "do not build it need to know. Give it a `weight_shape`, or leave group= out."
+        )
+    return kernel.weight_shape
+
+
+def flops(source: Source) -> int:
+    """About proportional to the arithmetic of a build: each number, of kernels and raw parameters, times a row of them."""
+    kernel, raw = source[0].kernel, source[1]
+    shapes = kernel.shapes if isinstance(kernel, Kernels) else (weight_shape(source),)
+    return sum(math.prod(s) * s[1] for s in shapes) + sum(p.numel() * min(p.shape[-2:]) for p in raw)
+
+
+def assign(costs: Sequence[int], ranks: int) -> list[int]:
+    """An owner for each weight: the costliest first, each to the rank that has least to do."""
+    owners, load = [0] * len(costs), [0] * ranks
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += costs[i]
+    return owners
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of the tensors that fit into one buffer."""
+    kinds: dict[Any, list[int]] = {}
+    for i, t in enumerate(tensors):
+        kinds.setdefault((t.dtype, t.device), []).append(i)
+    return list(kinds.values())
+
+
+class Shares:
+    """The weights of a model, and which rank of a group builds which. Note [Shares]."""
+
+    def __init__(self, model: nn.Module, weights: Sequence[Source], group: dist.ProcessGroup) -> None:
+        self.group, self.weights = group, weights
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.owners = assign([flops(w) for w in weights], self.size)
+        raw = {id(p) for _, tensors in weights for p in tensors}
+        self.others = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in raw}
+        self._refuse_early_hooks()
+        if model not in _compared:
+            self._compare(model)
+            _compared.add(model)
+
+    def _refuse_early_hooks(self) -> None:
+        for name, p in self.others.items():
+            if getattr(p, "_post_accumulate_grad_hooks", None):
+                raise ParameterError(
+                    f"build_once with a group averages gradients when the block ends, but hooks use that of {name} as "
+                    "soon as it is there (register_post_accumulate_grad_hook). Remove them, or leave group= out."
+                )
+
+    def _compare(self, model: nn.Module) -> None:
+        sums = [p.detach().double().sum() for p in model.parameters()]
+        low = torch.stack([t.to(sums[0].device) for t in sums])
+        high = low.clone()
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=self.group)
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=self.group)
+        if not torch.equal(low, high):
+            raise ParameterError(
+                "build_once with a group: the parameters of the model differ among ranks. Give all ranks the same ones "
+                "first: by one seed, one checkpoint, or torch.distributed.broadcast."
+            )
+
+    def build(self) -> list[Tensor]:
+        """All weights: own ones with their graph, those of other ranks as they came."""
+        mine = [i for i, owner in enumerate(self.owners) if owner == self.rank]
+        own = dict(zip(mine, build([self.weights[i] for i in mine]), strict=True))
+        like = [own[i].detach() if i in own else w[1][0].new_empty(weight_shape(w)) for i, w in enumerate(self.weights)]
+        return [own.get(i, t) for i, t in enumerate(self._gather(like, self.owners))]
+
+    def backward(self, built: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """From the gradients of the weights on all ranks to those of all parameters."""
+        used = self._anywhere([g is not None for g in (*grads, *(p.grad for p in self.others.values()))])
+        places = [i for i in range(len(grads)) if used[i]]
+        mean = self._average_at_owners([built[i] for i in places], [grads[i] for i in places], places)
+        own = [i for i in places if self.owners[i] == self.rank]
+        # Raw parameters of the weights that each rank owns; tied ones may be among those of several.
+        raw = {(self.owners[i], id(p)): p for i in places for p in self.weights[i][1] if p.requires_grad}
+        mine = [p for (owner, _), p in raw.items() if owner == self.rank]
+        found: Sequence[Tensor] = ()
+        if mine:
+            with full_arithmetic(mine[0]):
+                found = torch.autograd.grad(
+                    [built[i] for i in own], mine, [mean[i] for i in own], allow_unused=True, materialize_grads=True
+                )
+        own_grads = {id(p): g for p, g in zip(mine, found, strict=True)}
+        gradients = [own_grads[key] if owner == self.rank else torch.empty_like(p) for (owner, key), p in raw.items()]
+        if raw:
+            torch.autograd.backward(list(raw.values()), self._gather(gradients, [owner for owner, _ in raw]))
+        self._average_others(
+            [p for p, any_rank in zip(self.others.values(), used[len(grads) :], strict=True) if any_rank]
+        )
+
+    def _anywhere(self, flags: Sequence[bool]) -> list[bool]:
+        """Each flag, or'ed over all ranks."""
+        device = next((p.device for _, raw in self.weights for p in raw), None)
+        total = torch.tensor(flags, dtype=torch.int32, device=device)
+        dist.all_reduce(total, dist.ReduceOp.MAX, group=self.group)
+        return [bool(flag) for flag in total.tolist()]
+
+    def _average_at_owners(
+        self, like: Sequence[Tensor], grads: Sequence[Tensor | None], places: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """The mean of the gradient of each weight that this rank owns, by its place."""
+        mean: dict[int, Tensor] = {}
+        full = [torch.zeros_like(t) if g is None else g for t, g in zip(like, grads, strict=True)]
+        for kind in _by_kind(like):
+            for rank in range(self.size):
+                share = [j for j in kind if self.owners[places[j]] == rank]
+                if share:
+                    total = torch.cat([full[j].flatten() for j in share])
+                    dist.reduce(total, dist.get_global_rank(self.group, rank), group=self.group)
+                    if rank == self.rank:
+                        parts = (total / self.size).split([full[j].numel() for j in share])
+                        mean |= {places[j]: t.view(full[j].shape) for j, t in zip(share, parts, strict=True)}
+        return mean
+
+    def _average_others(self, parameters: Sequence[Tensor]) -> None:
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        grads: list[Any] = [p.grad for p in parameters]
+        for kind in _by_kind(grads):
+            total = torch.cat([grads[i].flatten() for i in kind])
+            dist.all_reduce(total, group=self.group)
+            for i, part in zip(kind, (total / self.size).split([grads[i].numel() for i in kind]), strict=True):
+                grads[i].copy_(part.view(grads[i].shape))
+
+    def _gather(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> list[Tensor]:
+        """Each tensor as its owner has it; those of others say its shape, dtype and device."""
+        found = list(tensors)
+        for kind in _by_kind(tensors):
+            shares = [[i for i in kind if owners[i] == rank] for rank in range(self.size)]
+            longest = max(sum(tensors[i].numel() for i in share) for share in shares)
+            own = tensors[kind[0]].new_zeros(longest)
+            mine = shares[self.rank]
+            torch.cat(
+                [tensors[i].flatten() for i in mine] or [own[:0]], out=own[: sum(tensors[i].numel() for i in mine)]
+            )
+            buffers = [torch.empty_like(own) for _ in range(self.size)]
+            dist.all_gather(buffers, own, group=self.group)
+            for share, buffer in zip(shares, buffers, strict=True):
+                sizes = [tensors[i].numel() for i in share]
+                for i, part in zip(share, buffer[: sum(sizes)].split(sizes), strict=True):
+                    found[i] = part.view(tensors[i].shape)
+        return found

@@ -1,0 +1,100 @@
+"""`build_together`: each call of a model builds its equal weights in one batch, before it begins.
+
+Note [Recomputation]
+Activation checkpoints run parts of a call once more, in the backward pass. Checkpoints of torch that are not reentrant
+compare what is saved for derivatives then and before, so that they must find the same weights again; reentrant ones ran the
+first time without gradients, and now need weights with a graph of their own, which they get by building as always.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.building.builds import Supply, batches, build, state, unsupplied
+from orthogonium.linalg.precision import has_values
+
+
+class _Weight(Supply):
+    """A weight for one call of a model."""
+
+    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor) -> None:
+        super().__init__(raw, weight)
+        self.states = [state(p) for p in raw]
+        self.has_graph = False  # whether it was used in one
+
+    def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
+        if not self.is_of(raw) or [state(p) for p in raw] != self.states:
+            return None
+        if self.is_open:
+            self.has_graph |= torch.is_grad_enabled()
+            return self.weight
+        is_recomputed = self.has_graph and torch._C._current_graph_task_id() != -1  # Note [Recomputation]
+        return self.weight if is_recomputed else None
+
+
+class BuildTogether:
+    """The hooks of `build_together` on a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._calls = threading.local()
+        self._hooks = (
+            model.register_forward_pre_hook(self._begin),
+            model.register_forward_hook(self._end, always_call=True),
+        )
+
+    def remove(self) -> None:
+        """Let the layers build their weights themselves again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, model: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        supplies: list[Supply] = []
+        self._calls.__dict__.setdefault("stack", []).append(supplies)
+        weights = [(c, raw) for c, raw in unsupplied(model) if has_values(*raw) and not c.keeps(raw)]
+        weights = [weights[i] for places in batches(weights) if len(places) > 1 for i in places]
+        for (constraint, raw), weight in zip(weights, build(weights), strict=True):
+            constraint.supply = _Weight(raw, weight)
+            supplies.append(constraint.supply)
+
+    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            for supply in self._calls.stack.pop():
+                supply.is_open = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_hooks": self._hooks}  # copies of the model have calls of their own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _calls=threading.local())
+
+
+def build_together(model: nn.Module) -> BuildTogether:
+    """Let each call of the model build its constrained weights of equal geometry in one batch.
+
+    Small kernels cost more in operators than in arithmetic: 32 kernels of 16 channels are built ten times as fast together
+    as one by one. Nothing else changes: each call builds anew, as the layers would, and gives the same gradients up to
+    rounding. Weights that gain nothing (with more than 131,072 raw numbers on a processor) and compiled models build as
+    always. `build_once` builds in batches of its own.
+
+    Args:
+        model: the module whose calls build together, usually the whole network.
+
+    Returns:
+        A handle; `handle.remove()` undoes it.
+
+    >>> from torch import nn
+    >>> from orthogonium import build_together
+    >>> from orthogonium.layers import OrthoLinear
+    >>> model = nn.Sequential(*[OrthoLinear(4, 4) for _ in range(8)])
+    >>> handle = build_together(model)
+    >>> model(torch.randn(2, 4)).shape
+    torch.Size([2, 4])
+    >>> handle.remove()
+    """
+    return BuildTogether(model)

@@ -1,0 +1,80 @@
+"""Several kernels of one kind at once.
+
+Note [Batches]
+Constructions are batched over groups, which do not depend on each other. So n kernels of one geometry are the groups of one
+kernel with n times the groups: `group_axes` says which axis of each raw parameter counts groups (the last entry is that of
+all parameters that follow), and results count them on the first one. Kernels of matrices have no groups, and build stacks
+of matrices as they are: their `group_axes` are empty.
+
+What is not known to treat groups apart is built one by one: kernels without `group_axes`, orthogonalizers that are not
+`batched`, and whatever has hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.methods.kernel import Kernel
+
+_ALONE = object()
+_kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # of what has no hooks; sizes and options stay
+
+
+def kind(kernel: Kernel) -> Hashable | None:
+    """What kernels have in common that may be built at once: type, sizes and options. None for one that is built alone."""
+    if "build" in vars(kernel) or any(_hooks(part) for part in kernel.modules()):
+        return None
+    if kernel not in _kinds:
+        description = _describe(kernel)
+        _kinds[kernel] = description if description is _ALONE else _numbers.setdefault(description, len(_numbers))
+    found = _kinds[kernel]
+    return None if found is _ALONE else found
+
+
+_numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to compare
+
+
+def _hooks(part: nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def _describe(part: nn.Module) -> Hashable:
+    declared = vars(type(part)).get("group_axes" if isinstance(part, Kernel) else "batched")
+    options = tuple((name, value) for name, value in vars(part).items() if not name.startswith("_"))
+    parts = tuple((name, None if p is None else _describe(p)) for name, p in part._modules.items())
+    known = declared not in (None, False) and not (part._parameters or part._buffers)
+    if not known or any(p is _ALONE for _, p in parts) or not all(isinstance(v, Hashable) for _, v in options):
+        return _ALONE
+    return type(part), options, parts
+
+
+def direct_sum(kernel: Kernel, count: int) -> Kernel:
+    """`count` such kernels as one with so many times the groups; it shares their orthogonalizers."""
+    total = copy.copy(kernel)
+    total._modules = {
+        name: direct_sum(part, count) if isinstance(part, Kernel) else part for name, part in kernel._modules.items()
+    }
+    for name, value in vars(kernel).items():
+        if isinstance(value, ConvGeometry):
+            channels = count * value.in_channels, count * value.out_channels
+            wider = replace(value, in_channels=channels[0], out_channels=channels[1], groups=count * value.groups)
+            setattr(total, name, wider)
+    return total
+
+
+def build_stacked(kernel: Kernel, *raw: Tensor) -> Tensor | tuple[Tensor, ...]:  # (n, …) each → (n, …) each
+    """What `kernel.build` makes of each of n sets of raw parameters, in one go. Note [Batches]."""
+    if not kernel.group_axes:
+        return kernel.build(*raw)
+    count, axes = raw[0].shape[0], kernel.group_axes + kernel.group_axes[-1:] * len(raw)
+    groups = (t.movedim(0, axis).flatten(axis, axis + 1) for t, axis in zip(raw, axes, strict=False))
+    built = direct_sum(kernel, count).build(*groups)
+    if isinstance(built, Tensor):
+        return built.unflatten(0, (count, -1))
+    return tuple(t.unflatten(0, (count, -1)) for t in built)

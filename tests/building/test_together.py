@@ -1,0 +1,180 @@
+"""`build_together` changes where weights are built, and nothing else."""
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from orthogonium import build_once, build_together
+from tests.building.passes import accumulate, assert_same_gradients, gradients, loss_of, plain_gradients
+from tests.building.test_gradients import CASES, three
+
+
+def count_builds(layers, monkeypatch):
+    kernel = type(layers[0].parametrizations.weight[0].kernel)
+    built, build = [], kernel.build
+    monkeypatch.setattr(kernel, "build", lambda self, *raw: built.append(1) or build(self, *raw))
+    return built
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name):
+    layers, inputs = three(name, torch.float64)
+    expected = plain_gradients(layers, inputs)
+    build_together(layers)
+    accumulate(layers, inputs)
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_one_build_for_each_call_until_it_is_removed(monkeypatch):
+    layers, inputs = three("AOC", torch.float64)
+    built = count_builds(layers, monkeypatch)
+    handle = build_together(layers)
+    accumulate(layers, inputs)
+    assert len(built) == 4
+    layers[0](inputs[0])  # no call of the whole
+    assert len(built) == 5
+    handle.remove()
+    layers(inputs[0])
+    assert len(built) == 8
+
+
+def test_calls_before_one_backward_pass():
+    layers, inputs = three("AOC", torch.float64)
+    expected = plain_gradients(layers, inputs)
+    build_together(layers)
+    sum(loss_of(layers, x) for x in inputs).backward()
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_unused_layers_get_no_gradient():
+    layers, inputs = three("AOC-strided", torch.float64)
+    build_together(layers)
+    layers.forward = lambda x: [layer(x) for layer in layers][0]
+    layers(inputs[0]).sum().backward()
+    grads = gradients(layers)
+    assert all((grads[name] is None) == (not name.startswith("0")) for name in grads)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_activation_checkpoints(reentrant, whole):
+    layers, inputs = three("AOC", torch.float64)
+    expected = plain_gradients(layers, inputs)
+    build_together(layers)
+    for x in inputs:
+        x = x.clone().requires_grad_()
+        if whole:
+            loss_of(lambda x: checkpoint(layers, x, use_reentrant=reentrant), x).backward()
+        else:
+            layers.forward = lambda x: torch.stack([checkpoint(m, x, use_reentrant=reentrant) for m in layers])
+            loss_of(layers, x).backward()
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_second_derivatives():
+    layers, inputs = three("AOC-strided", torch.float64)
+    raw = layers[0].parametrizations.weight.original0
+    other = layers[1].parametrizations.weight.original0
+
+    def second():
+        y = layers(inputs[0])
+        grads = torch.autograd.grad((y[0] * y[1]).sin().sum(), [raw, other], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), [raw, other])
+
+    expected = second()
+    build_together(layers)
+    for ours, plain in zip(second(), expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_evaluation_keeps_its_weights(monkeypatch):
+    layers, inputs = three("AOC", torch.float64)
+    built = count_builds(layers, monkeypatch)
+    build_together(layers.eval())
+    with torch.no_grad():
+        first = layers(inputs[0])
+        assert len(built) == 3  # each layer its own, once
+        torch.testing.assert_close(layers(inputs[0]), first, rtol=0, atol=0)
+    assert len(built) == 3
+
+
+def test_raw_parameters_that_change_inside_of_a_call():
+    layers, inputs = three("AOC", torch.float64)
+    build_together(layers)
+
+    def change(module, args):
+        with torch.no_grad():
+            module.parametrizations.weight.original0.copy_(layers[2].parametrizations.weight.original0)
+
+    layers[1].bias.data.copy_(layers[2].bias)
+    layers[1].register_forward_pre_hook(change)
+    y = layers(inputs[0])
+    torch.testing.assert_close(y[1], y[2])
+
+
+def test_a_call_that_fails():
+    layers, inputs = three("AOC", torch.float64)
+    expected = plain_gradients(layers, inputs)
+    build_together(layers)
+    with pytest.raises(ValueError, match="takes images"):
+        layers(inputs[0][:, :1])
+    accumulate(layers, inputs)
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_inside_of_build_once(monkeypatch):
+    layers, inputs = three("AOC", torch.float64)
+    expected = plain_gradients(layers, inputs)
+    built = count_builds(layers, monkeypatch)
+    build_together(layers)
+    layers(inputs[0])
+    with build_once(layers):
+        accumulate(layers, inputs)
+    assert len(built) == 2
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_copies_and_pickles():
+    layers, inputs = three("AOC", torch.float64)
+    expected = plain_gradients(layers, inputs)
+    build_together(layers)
+    layers(inputs[0])
+    file = io.BytesIO()
+    torch.save(layers, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layers), torch.load(file, weights_only=False)):
+        accumulate(other, inputs)
+        assert_same_gradients(gradients(other), expected, 1e-12)
+    assert all(p.grad is None for p in layers.parameters())
+
+
+def test_threads():
+    layers, inputs = three("AOC", torch.float64)
+    expected = [layers(x) for x in inputs]
+    build_together(layers)
+    results = [None] * 4
+
+    def run(i):
+        for _ in range(5):
+            results[i] = layers(inputs[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ours, plain in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_compiled():
+    torch._dynamo.reset()
+    layers, inputs = three("AOC", torch.float64)
+    expected = plain_gradients(layers, inputs)
+    build_together(layers)
+    accumulate(torch.compile(layers, backend="aot_eager", fullgraph=True), inputs)
+    assert_same_gradients(gradients(layers), expected, 1e-12)
