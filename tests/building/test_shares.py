@@ -26,7 +26,7 @@ STEPS, BATCH, PARTS = 20, 16, 2
 def make(name):
     torch.manual_seed(0)
     # The network of the preset `digits`, and a residual one.
-    # In float32 steps of training lift rounding errors of 1e-7 to 1e-4, in one process with one or two threads, too.
+    # In float64: training lifts rounding errors from step to step.
     return (create_model(name, (1, 8, 8), 10) if name == "aocnet_tiny" else small(name)[0]).double()
 
 
