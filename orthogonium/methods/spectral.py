@@ -87,6 +87,7 @@ class SpectralKernel(ConvKernel):
     """
 
     projects = True
+    group_axes = (0,)
 
     def __init__(self, geometry: ConvGeometry, niter: int, residual: bool = False) -> None:
         super().__init__()

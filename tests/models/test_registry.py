@@ -43,7 +43,6 @@ def test_family_members_have_their_own_defaults():
     [
         ({"kernelsize": 3}, "has no option kernelsize. Its options: widths, depth"),
         ({"method": "qr"}, "no method 'qr' for images. Known: aoc"),
-        ({"method": "spectral"}, "no method 'spectral'"),
         ({"method": "aoc", "conv": torch.nn.Conv2d}, "either method or conv"),
         ({"act": "gelu"}, "no activation 'gelu'. Known: maxmin"),
         ({"norm": "batchnorm"}, "no norm 'batchnorm'. Known"),
