@@ -6,13 +6,12 @@ A radius is a margin divided by a Lipschitz constant. Both are numbers a compute
 - the constant is an upper bound with the rounding of its own computation included (`LipschitzBound.slack`);
 - the logits are computed in the arithmetic of the model, and so will be those of a perturbed input, on another day
   perhaps with another batch size. The error of a difference of two logits is deducted twice, once for the input and
-  once for its
-  perturbation (`Certificates.forward_errors`, one for each sample):
+  once for its perturbation (`Certificates.forward_errors`, one for each sample):
 
   `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64,
   and the floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A measurement
-  with a margin, not a proof. It costs two to three times the inference itself. With `stride=k` only every k-th batch is
-  measured, and its largest deviation is taken for the others.
+  with a margin, not a proof. All in all `certify` takes about four times the inference. With `stride=k` only every k-th
+  batch is measured, and its largest deviation is taken for the others.
   `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
 
 - inputs of more digits than the model has are moved by the cast, and their perturbations too;
