@@ -34,18 +34,16 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.certification.bound import LipschitzBound, kind_of_input, lipschitz_bound
+from orthogonium.certification.evaluation import Batch, Deviations, evaluated, rounding_of_inputs
 from orthogonium.certification.failures import RefutedError
-from orthogonium.certification.precise import in_precision
-from orthogonium.certification.radii import check_indices, check_logits, pair_constants
+from orthogonium.certification.radii import pair_constants
 from orthogonium.certification.refutation import broken_certificates
-from orthogonium.certification.rounding import unit_roundoff
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.wrappers import unwrapped
 
 Rounding = Literal["measured", "proved"]
 _DOWN = 1 - 1e-12  # more than the rounding of a distance and a quotient in float64
 _MARGIN = 4.0  # times a measured deviation
-_MEASURED = 64  # samples that are measured at a time: few enough for the caches of a processor
 _ATTACKED = 64  # certificates that are attacked
 
 
@@ -154,19 +152,22 @@ def certify(
     dtype, device = kind_of_input(model)
     bound: LipschitzBound | None = None
     shape: torch.Size | None = None
-    collected: list[_Batch] = []
+    collected: list[Batch] = []
+    deviations = Deviations(model)
     for number, batch in enumerate(loader):
         x, y = _fields(batch)
         if not len(x):
             continue
-        moved = _rounding_of_inputs(x, dtype)
+        moved = rounding_of_inputs(x, dtype)
         x = x.to(device, dtype)
         if bound is None or shape is None:
             shape, bound = x.shape[1:], lipschitz_bound(model, tuple(x.shape[1:]))
         if x.shape[1:] != shape:
             raise ShapeError(f"All inputs must have one shape: got {tuple(x.shape[1:])} after {tuple(shape)}.")
-        measure = rounding == "measured" and forward_error is None and number % stride == 0
-        collected.append(_evaluated(model, x, y, bound, measure, keep=_ATTACKED // 4, moved=moved))
+        collected.append(evaluated(model, x, y, keep=_ATTACKED // 4, moved=moved))
+        if rounding == "measured" and forward_error is None and number % stride == 0:
+            deviations.measure_later(collected[-1], x)
+    deviations.measure_now()
     if bound is None:
         raise ParameterError("The loader gave no batch with samples.")
     return _certificates(model, collected, bound, radii, rounding, forward_error)
@@ -207,54 +208,9 @@ def _fields(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return batch[0], batch[1]
 
 
-@dataclass
-class _Batch:
-    """What is kept of a batch: outputs of all samples, and a few inputs to attack."""
-
-    logits: Tensor  # (n, classes), float64
-    labels: Tensor  # (n,)
-    norms: Tensor  # (n,), of the inputs
-    moved: float  # by how much a cast may move inputs, relative to their norm
-    deviations: Tensor | None  # (n,), of logits from another precision
-    inputs: Tensor
-    places: Tensor  # of these inputs
-
-
-def _rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> float:
-    """By how much the cast of inputs to the dtype of the model moves them, relative to their norm."""
-    if x.is_floating_point():
-        finer = torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
-    else:
-        finer = bool((x.to(dtype).double() != x.double()).any()) or float(x.double().abs().max()) > 1 / unit_roundoff(
-            dtype
-        )
-    return unit_roundoff(dtype) if finer else 0.0
-
-
-def _evaluated(
-    model: nn.Module, x: Tensor, y: Tensor, bound: LipschitzBound, measure: bool, keep: int, moved: float
-) -> _Batch:
-    with torch.no_grad():
-        logits = check_logits(model(x.clone()))
-    check_indices(logits, y.to(logits.device))
-    logits = logits.cpu().double()
-    deviations = None
-    if measure:
-        own = x.dtype
-        other = torch.float32 if own == torch.float64 else torch.float64
-        twin = torch.cat([in_precision(model, part, other).cpu().double() for part in x.split(_MEASURED)])
-        ratio = torch.finfo(own).eps / torch.finfo(other).eps if own == torch.float64 else 1.0
-        deviations = (twin - logits).abs().amax(1) * ratio
-    norms = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
-    labels = y.cpu().long()
-    right = (logits.argmax(1) == labels).nonzero().flatten()
-    places = right[:: max(1, len(right) // keep)][:keep]
-    return _Batch(logits, labels, norms, moved, deviations, x[places.to(x.device)].clone(), places)
-
-
 def _certificates(
     model: nn.Module,
-    batches: list[_Batch],
+    batches: list[Batch],
     bound: LipschitzBound,
     eps: tuple[float, ...],
     rounding: Rounding,
@@ -308,7 +264,7 @@ def _before_cast(radii: Tensor, norms: Tensor, moved: Tensor) -> Tensor:
 
 
 def _errors(
-    batches: list[_Batch], bound: LipschitzBound, norms: Tensor, rounding: Rounding, given: float | None
+    batches: list[Batch], bound: LipschitzBound, norms: Tensor, rounding: Rounding, given: float | None
 ) -> tuple[Tensor, float]:
     """Errors of differences of logits at the inputs, and by how much they may grow with the distance to them."""
     if given is not None:
@@ -332,7 +288,7 @@ def _smallest(margins: Tensor, labels: Tensor, constants: float | Tensor, slope:
     return radii.scatter(1, labels[:, None], math.inf).amin(1)
 
 
-def _attacked(model: nn.Module, batches: list[_Batch], radii: Tensor) -> int:
+def _attacked(model: nn.Module, batches: list[Batch], radii: Tensor) -> int:
     """Note [Self-refutation]: attack some certificates, of different batches; the number of them."""
     chosen: list[tuple[Tensor, int, float, int]] = []
     first = 0

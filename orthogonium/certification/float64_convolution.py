@@ -32,15 +32,15 @@ def convolution(
     if not plain or x.dtype != torch.float64 or x.device.type != "cpu" or not x.numel():
         return torch.ops.aten.convolution.default(x, weight, bias, stride, padding, dilation, transposed, *rest)
     steps, margins = (list(sizes) * (dims // len(sizes)) for sizes in (stride, padding))
-    kernel = weight.movedim((1, 0), (-2, -1)).flatten(0, -2)  # (*k, ci, co) → (k·ci, co)
+    kernel = weight.movedim(1, -1).flatten(1)  # (co, *k, ci) → (co, k·ci)
     out = [(n + 2 * m - k) // s + 1 for n, m, k, s in zip(x.shape[2:], margins, weight.shape[2:], steps, strict=True)]
     output = x.new_empty(len(x), weight.shape[0], *out)
     rows = x.new_empty(min(_SAMPLES, len(x)), *out, *weight.shape[2:], weight.shape[1])
     for part, result in zip(x.split(_SAMPLES), output.split(_SAMPLES), strict=True):
-        windows = F.pad(part, [m for m in reversed(margins) for _ in range(2)]).movedim(1, -1).contiguous()
+        padded = F.pad(part, [m for m in reversed(margins) for _ in range(2)]) if any(margins) else part
+        windows = padded.movedim(1, -1).contiguous()
         for axis, (size, step) in enumerate(zip(weight.shape[2:], steps, strict=True), 1):
             windows = windows.unfold(axis, size, step)  # (n, *out, ci, *k)
         own = rows[: len(part)].copy_(windows.movedim(dims + 1, -1)).flatten(dims + 1)
-        product = own @ kernel
-        result.copy_((product if bias is None else product.add_(bias)).movedim(-1, 1))
+        result.copy_(F.linear(own, kernel, bias).movedim(-1, 1))
     return output

@@ -7,7 +7,7 @@ says and not its digits, parameters are converted where they are read. So the co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,11 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthogonium.certification.float64_convolution import convolution
 from orthogonium.certification.tracked import replaced, tensors_in
+from orthogonium.layers.activations.axes import halves
+from orthogonium.layers.activations.sorting import max_min
+from orthogonium.layers.whole import Followed
 
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-class Precise(Tensor):
+class Precise(Followed):
     """A tensor with the digits of `inner`."""
 
     digits: Tensor
@@ -44,6 +47,17 @@ class Precise(Tensor):
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Precise({self.digits!r}, as {self.dtype})"
+
+    def take_whole(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """MaxMin without masks and copies, which serve gradients alone and take most of its time."""
+        if fn is not max_min:
+            return NotImplemented
+        out = torch.empty_like(self.digits)
+        axis = args[1] if len(args) > 1 else 1
+        (a, b, _), (larger, smaller, _) = (halves(x, axis, "MaxMin") for x in (self.digits, out))
+        torch.maximum(a, b, out=larger)
+        torch.minimum(a, b, out=smaller)
+        return Precise(out, self.dtype)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -164,3 +164,23 @@ def test_rows_of_a_head_that_are_close():
     rows = torch.tensor([[0.0, 0.0], [1e-23, 0.0]])
     radius = certified_radii(torch.tensor([[1e-23, 0.0]]), torch.tensor([0]), rows)
     assert float(radius) == pytest.approx(1.0, rel=1e-5)
+
+
+class Erf(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [torch.erf, torch.erfc])
+def test_erf_is_off_next_to_zero(function, dtype):
+    model = Erf(function).to(dtype).eval()
+    constant, slope = lipschitz_bound(model, (64,)).error.proved
+    x = (torch.logspace(-9, 0, 1024)[:, None] * torch.linspace(-1, 1, 64)).to(dtype)
+    actual = (model(x).double() - function(x.double())).norm(dim=1).detach()
+    assert bool((actual <= constant + slope * x.double().norm(dim=1)).all())

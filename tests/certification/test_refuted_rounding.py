@@ -10,6 +10,7 @@ from torch import nn
 from orthogonium import certify
 from orthogonium import layers as ol
 from orthogonium.certification import RefutedError
+from orthogonium.certification.precise import in_precision
 from orthogonium.errors import OrthogoniumError
 from tests.certification.networks import Fn
 from tests.certification.soundness import certified_or_refused
@@ -156,3 +157,26 @@ class TestResults:
         model, x = network(), points(40)
         y = (model(x).argmax(1) + 1) % 3
         assert not (certify(model, [(x, y)]).radii > 0).any()
+
+
+def test_a_loader_may_use_its_memory_again():
+    model, x = network(), points(48)
+
+    def batches():
+        memory = torch.empty(16, *x.shape[1:])
+        for part in x.split(16):
+            yield memory.copy_(part), labels(part)
+
+    def labels(part):
+        return model(part).argmax(1)
+
+    once = certify(model, [(x, labels(x))])
+    torch.testing.assert_close(certify(model, batches()).radii, once.radii, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [1, -1, 2])
+def test_maxmin_in_another_precision(axis):
+    x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+    out = in_precision(ol.MaxMin(axis), x, torch.float64)
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out, ol.MaxMin(axis)(x.double()), rtol=0, atol=0)
