@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from orthogonium.kernels import ConvGeometry, block_conv, select_method
+from orthogonium.kernels import Construction, ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.bcop.composition import compose, count_bases, rotation
 from orthogonium.methods.bcop.inverse import decompose
@@ -38,10 +38,10 @@ class OrthogonalKernel(ConvKernel):
     smallest = 1.0
     group_axes = (0,)
 
-    def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
+    def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams, plan: Construction | None = None) -> None:
         super().__init__()
         self.geometry = geometry
-        self.plan = plan = select_method(geometry)
+        self.plan = plan = plan or select_method(geometry)
         check_ortho_params(ortho_params)
         ci, co = geometry.group_in, geometry.group_out
         self.rows = plan.orthonormal == "rows"

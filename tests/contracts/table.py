@@ -52,6 +52,8 @@ LAYERS = {
     "AOC": _conv(aoc.AdaptiveOrthoConv2d),
     "AOC-strided": _conv(aoc.AdaptiveOrthoConv2d, stride=2),
     "AOC-strided-columns": _conv(aoc.AdaptiveOrthoConv2d, 2, 12, stride=2),
+    "AOC-thin": _conv(aoc.AdaptiveOrthoConv2d, 14, 2),
+    "AOC-thin-strided": _conv(aoc.AdaptiveOrthoConv2d, 16, 1, stride=2),
     "AOC-grouped-zeros": _conv(aoc.AdaptiveOrthoConv2d, 4, 4, 2, groups=2, padding=1, padding_mode="zeros"),
     "AOC-qr": _conv(aoc.AdaptiveOrthoConv2d, stride=2, ortho_params=linalg.QR_ORTHO_PARAMS),
     "AOC-1d": _conv(aoc.AdaptiveOrthoConv1d, 4, 4, 5, dilation=2),

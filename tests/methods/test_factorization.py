@@ -27,7 +27,7 @@ def product(bases, rest):  # (n, r, c), (t, c, m), from the definition of a fact
 def test_exact_taps_are_recovered(n, c, m, taps):
     rest = torch.randn(taps, c, m, dtype=torch.float64)
     x = product(bases_of(n, c // 2, c), rest)
-    found = factorize(x, n, noise=1e-24)
+    found = factorize(x, n, noise=1e-24, rank=c // 2)
     assert len(found.bases) == n and found.rest.shape == rest.shape
     assert found.lost < 1e-16
     torch.testing.assert_close(product(found.bases, found.rest), x, rtol=0, atol=1e-8)
@@ -36,7 +36,7 @@ def test_exact_taps_are_recovered(n, c, m, taps):
 def test_the_loss_is_the_error_of_the_product():
     x = product(bases_of(4, 3, 6), torch.linalg.qr(torch.randn(1, 6, 6, dtype=torch.float64)).Q)
     x += 1e-3 * torch.randn_like(x)
-    found = factorize(x, 4, noise=0.0)
+    found = factorize(x, 4, noise=0.0, rank=3)
     error = (product(found.bases, found.rest) - x).square().sum().item()
     assert math.isclose(error, found.lost, rel_tol=1e-6)
 

@@ -16,6 +16,7 @@ from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, Con
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.kernel import Device
+from orthogonium.methods.thin import ThinKernel, is_thin
 
 
 class Adaptive(ConstrainedConvNd):
@@ -23,7 +24,7 @@ class Adaptive(ConstrainedConvNd):
 
     def kernel_of(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> OrthogonalKernel:
         """The construction that the geometry asks for."""
-        return OrthogonalKernel(geometry, ortho_params)
+        return (ThinKernel if is_thin(geometry) else OrthogonalKernel)(geometry, ortho_params)
 
 
 class Part(type):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,35 @@ from orthogonium.spectral.stable_rank import full_rank_share, gram_norms
 __path__: list[str] = []  # Note [Published paths] of `published/paths.py`
 
 
+ImageSize = int | Sequence[int] | None
+
+
+@overload
+def get_conv_sv(
+    layer: nn.Module,
+    n_iter: int,
+    agg_groups: Literal[True] = True,
+    return_stab_rank: Literal[True] = True,
+    device: torch.device | str | None = None,
+    detach: bool = True,
+    imsize: ImageSize = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def get_conv_sv(
+    layer: nn.Module,
+    n_iter: int,
+    agg_groups: Literal[True] = True,
+    *,
+    return_stab_rank: Literal[False],
+    device: torch.device | str | None = None,
+    detach: bool = True,
+    imsize: ImageSize = None,
+) -> Tensor: ...
+
+
+@overload
 def get_conv_sv(
     layer: nn.Module,
     n_iter: int,
@@ -21,7 +51,18 @@ def get_conv_sv(
     return_stab_rank: bool = True,
     device: torch.device | str | None = None,
     detach: bool = True,
-    imsize: int | Sequence[int] | None = None,
+    imsize: ImageSize = None,
+) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]]: ...
+
+
+def get_conv_sv(
+    layer: nn.Module,
+    n_iter: int,
+    agg_groups: bool = True,
+    return_stab_rank: bool = True,
+    device: torch.device | str | None = None,
+    detach: bool = True,
+    imsize: ImageSize = None,
 ) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]]:
     """Certified upper bound of the largest singular value of a convolution, by Gram iteration, and its stable rank.
 

@@ -1,6 +1,6 @@
 """The projectors of a product of factors along one axis, from its taps.
 
-Shapes: c channels, r = ⌊c/2⌋ the rank of the projectors, m columns; t taps of `X = F₁ ⋯ F_n S` with `F = P + (I − P)z`, of
+Shapes: c channels, r the rank of the projectors, m columns; t taps of `X = F₁ ⋯ F_n S` with `F = P + (I − P)z`, of
 which S has t − n.
 
 Note [Cuts]
@@ -36,19 +36,18 @@ class Factorization(NamedTuple):
     lost: float
 
 
-def factorize(x: Tensor, n: int, noise: float) -> Factorization:  # (t, c, m)
+def factorize(x: Tensor, n: int, noise: float, rank: int) -> Factorization:  # (t, c, m)
     """The n factors along an axis. Cuts are tried until the square of what they lose is below `noise`. Note [Cuts]."""
-    _, c, m = x.shape
     if n == 0:
         return Factorization([], x, 0.0)
     sizes = sorted(range(1, max(n, 2)), key=lambda j: abs(2 * j - n))  # the middle first
-    if m < c // 2:
+    if x.shape[2] < rank:
         sizes = [1]
     elif n > _MANY:
         sizes = sizes[:1]
     best = None
     for j in sizes:
-        found = _cut(x, n, j, noise)
+        found = _cut(x, n, j, noise, rank)
         if best is None or found.lost < best.lost:
             best = found
         if best.lost <= noise or best.lost > _FOREIGN * x.square().sum().item():
@@ -57,25 +56,25 @@ def factorize(x: Tensor, n: int, noise: float) -> Factorization:  # (t, c, m)
     return best
 
 
-def _cut(x: Tensor, n: int, j: int, noise: float) -> Factorization:
+def _cut(x: Tensor, n: int, j: int, noise: float, rank: int) -> Factorization:
     """The factorization whose first j factors come of one cut."""
-    complement = _complement(x, j)
-    bases = [complement.mT] if j == 1 else factorize(_product(complement, j), j, noise).bases
+    complement = _complement(x, j, rank)
+    bases = [complement.mT] if j == 1 else factorize(_product(complement, j), j, noise, rank).bases
     total = 0.0
     for basis in bases:
         x, lost = _take_off(basis, x)
         total += lost
-    right = factorize(x, n - j, noise)
+    right = factorize(x, n - j, noise, rank)
     return Factorization(bases + right.bases, right.rest, total + right.lost)
 
 
-def _complement(x: Tensor, j: int) -> Tensor:  # → (j·c, j·r), orthonormal columns
+def _complement(x: Tensor, j: int, rank: int) -> Tensor:  # → (j·c, j·r), orthonormal columns
     """What is orthogonal to K."""
     t, c, _ = x.shape
     zero = torch.zeros_like(x[0])
     first = torch.cat([torch.cat([x[i - s] if i >= s else zero for s in range(j)], 1) for i in range(j)])
     last = torch.cat([torch.cat([x[t - j + i + s] if i + s < j else zero for s in range(j)], 1) for i in range(j)])
-    return torch.linalg.eigh(first @ first.mT - last @ last.mT).eigenvectors[:, j * (c - c // 2) :]
+    return torch.linalg.eigh(first @ first.mT - last @ last.mT).eigenvectors[:, j * (c - rank) :]
 
 
 def _product(complement: Tensor, j: int) -> Tensor:  # (j·c, j·r) → (j + 1, c, c)

@@ -13,6 +13,8 @@ There R is a product of two reflections, at the angles θ/2 and 0. Eigenvectors 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -69,15 +71,15 @@ def peel(
     x: Tensor,  # (c, m, *taps)
     counts: tuple[int, ...],
     eps: float,  # precision of the taps
-) -> tuple[list[Tensor], Tensor]:  # bases (⌊c/2⌋, c), the first axis first, and (c, m, *(taps − counts))
+    ranks: Sequence[int],
+) -> tuple[list[list[Tensor]], Tensor]:  # bases (rank, c) of each axis, and (c, m, *(taps − counts))
     """Take the factors of each axis off a kernel. Note [Peeling]."""
-    bases: list[Tensor] = []
-    for axis, count in enumerate(counts, 2):
-        if count:
-            taps = x.movedim(axis, 0)
-            found = factorize(taps.flatten(2), count, noise=(eps / 2) ** 2 * x.numel())
-            bases += found.bases
-            x = found.rest.view(-1, *taps.shape[1:]).movedim(0, axis)
+    bases: list[list[Tensor]] = []
+    for axis, (count, rank) in enumerate(zip(counts, ranks, strict=True), 2):
+        taps = x.movedim(axis, 0)
+        found = factorize(taps.flatten(2), count, noise=(eps / 2) ** 2 * x.numel(), rank=rank)
+        bases.append(found.bases)
+        x = found.rest.view(-1, *taps.shape[1:]).movedim(0, axis)
     return bases, x
 
 
@@ -89,7 +91,8 @@ def decompose(
     """The bases from which `compose` builds a kernel, and what is left behind them: the inverse of `compose`."""
     bases, rest = [], []
     for x in kernel.double():
-        own, start = peel(x, counts, torch.finfo(kernel.dtype).eps)
+        axes, start = peel(x, counts, torch.finfo(kernel.dtype).eps, [len(x) // 2] * len(counts))
+        own = [basis for axis in axes for basis in axis]
         if rotate:
             own = [*reflections(nearest_rotation(start.flatten(1))), *own]
         bases.append(torch.stack(own))
