@@ -16,6 +16,23 @@ def plainly(function, *inputs):
     return function.plain(*inputs)
 
 
+def small(kind: str, mode: str, batch: int):
+    """A training step of eight 3×3 layers of 64 channels on 8×8 pixels."""
+    import torch
+    from torch import nn
+
+    from orthogonium.layers import AdaptiveOrthoConv2d
+
+    model = nn.Sequential(*(AdaptiveOrthoConv2d(64, 64, 3, padding=1, padding_mode=mode) for _ in range(8)))
+    x = torch.randn(batch, 64, 8, 8)
+
+    def run():
+        model.zero_grad()
+        model(x).square().sum().backward()
+
+    return run
+
+
 def without(path: str | None, job: str, **arguments):
     """The job, with one path switched off during each of its calls."""
     import torch
@@ -25,9 +42,10 @@ def without(path: str | None, job: str, **arguments):
         "memcmp": ("orthogonium.layers.parametrization._same_values", torch.equal),
         "wrap": ("orthogonium.layers.conv.padding._recorded", lambda x: False),
         "gram schmidt": ("orthogonium.linalg.triangular.evaluate", plainly),
+        "three taps": ("orthogonium.methods.bcop.composition.evaluate", plainly),
         "gram": ("orthogonium.kernels.fourier.evaluate", plainly),
     }
-    run = {"training": training, "evaluation": evaluation}[job](**arguments)
+    run = {"training": training, "small network": small, "evaluation": evaluation}[job](**arguments)
     if path is None:
         return run
 
@@ -43,6 +61,7 @@ ROWS = [  # what it is, switch, job, kind of network, padding, batch
     ("`memcmp` instead of `torch.equal` for stale weights", "memcmp", "evaluation", "ours", "zeros", 1),
     ("derivative of circular padding by hand", "wrap", "training", "ours", "circular", 16),
     ("derivative of Gram–Schmidt by hand", "gram schmidt", "training", "ours", "zeros", 16),
+    ("derivative of 3×3 kernels by hand", "three taps", "small network", "ours", "circular", 16),
     ("derivative of Gram kernels by hand (AOL)", "gram", "training", "aol", "zeros", 16),
 ]
 
@@ -67,7 +86,7 @@ if __name__ == "__main__":
         jobs = {
             key: without(p, job, kind=kind, mode=mode, batch=batch) for key, p in (("with", None), ("without", path))
         }
-        times = fastest(jobs, 4 if job == "training" else 30)
+        times = fastest(jobs, 4 if job == "training" else 60)
         cost = f"{times['without'] / times['with'] - 1:+.0%}"
         rows.append([name, job, batch, mode, *(f"{1e3 * times[k]:.0f} ms" for k in ("with", "without")), cost])
     table(["", "", "batch", "padding", "with", "without", "time without it"], rows)

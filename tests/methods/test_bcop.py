@@ -76,9 +76,9 @@ def test_thin_and_dense_products_build_the_same_kernel(sizes, c, columns):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("sizes", [(3,), (3, 3), (5, 3), (3, 1, 7)], ids=str)
+@pytest.mark.parametrize("sizes", [(3,), (3, 3), (3, 1, 3), (1, 1), (5, 3), (3, 1, 7)], ids=str)
 @pytest.mark.parametrize("c,columns", [(2, 2), (6, 6), (5, 3), (7, 1)])
-def test_all_pairs_at_once_build_the_same_kernel(sizes, c, columns):
+def test_all_taps_at_once_build_the_same_kernel(sizes, c, columns):
     """Or axis by axis, from a rotation that is given."""
     raw = torch.randn(3, count_bases(sizes, rotate=True), c // 2, c, dtype=torch.float64, requires_grad=True)
     m = cholesky(raw)

@@ -6,20 +6,18 @@ size k is a product of k − 1 of them along each axis and of an orthogonal matr
 reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ flops, and 48 c³ backward.
 
 The kernel is `(g, c, m, *taps)` from the start, the layout of a weight: each factor multiplies it from the left.
-
-Note [Few channels]
-Up to 128 channels, operators cost more than their arithmetic. Where factors come in pairs on every axis (odd kernel sizes)
-the taps of all pairs are computed at once; the rotation is that of a pair, too: `(I − 2P)(I − 2Q) = I − 2A_1`.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from orthogonium.methods.bcop.factors import apply_taps, apply_to_kernel, multiply_taps, taps_of
-
-_FEW = 128  # channels: Note [Few channels]
+from orthogonium.linalg.derivatives import evaluate
+from orthogonium.methods.bcop.factors import apply_to_kernel
+from orthogonium.methods.bcop.three_taps import ThreeTaps, applies
 
 
 def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
@@ -48,8 +46,13 @@ def compose(
     """
     counts = tuple(k - 1 for k in sizes)
     columns = bases.shape[-1] if columns is None else columns
-    if start is None and bases.shape[-1] <= _FEW and not any(n % 2 for n in counts):
-        return _compose_pairs(bases, counts, columns)
+    if start is None and applies(bases.shape[-1], counts):
+        by_factors = partial(_by_factors, counts=counts, start=None, columns=columns)
+        return evaluate(ThreeTaps, bases.contiguous(), columns, counts, by_factors)
+    return _by_factors(bases, counts, start, columns)
+
+
+def _by_factors(bases: Tensor, counts: tuple[int, ...], start: Tensor | None, columns: int) -> Tensor:
     first, *axes = bases.split((bases.shape[1] - sum(counts), *counts), 1)
     if start is None:
         x = rotation(first, columns)
@@ -59,18 +62,4 @@ def compose(
     for axis in reversed(range(len(counts))):
         if counts[axis]:
             x = apply_to_kernel(axes[axis], x, axis + 3)
-    return x
-
-
-def _compose_pairs(bases: Tensor, counts: tuple[int, ...], columns: int) -> Tensor:
-    """Note [Few channels]."""
-    g, n, r, c = bases.shape
-    taps = taps_of(bases.reshape(g * n // 2, 2, r, c))
-    first, *pairs = zip(*(tap.unflatten(0, (g, -1)).unbind(1) for tap in taps), strict=True)
-    identity = torch.eye(c, columns, dtype=bases.dtype, device=bases.device)
-    x = torch.add(identity, first[1][..., :columns], alpha=-2).reshape(g, c, columns, *(1,) * len(counts))
-    for axis in reversed(range(len(counts))):
-        if counts[axis]:
-            own = [pairs.pop() for _ in range(counts[axis] // 2)]
-            x = apply_taps(multiply_taps(own[::-1]), x, axis + 3)
     return x
