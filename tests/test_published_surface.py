@@ -6,12 +6,19 @@ import inspect
 import pytest
 import torch
 
-CONV = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode ortho_params"
-TRANSPOSE = (
-    "in_channels out_channels kernel_size stride padding output_padding groups bias dilation padding_mode ortho_params"
+CONV = (
+    "in_channels out_channels kernel_size stride=1 padding='same' dilation=1 groups=1 bias=True padding_mode='circular' "
+    "ortho_params"
 )
-AOL = CONV.replace("ortho_params", "device dtype niter")
-AOL_TRANSPOSE = TRANSPOSE.replace("ortho_params", "device dtype niter")
+TRANSPOSE = (
+    "in_channels out_channels kernel_size stride=1 padding=0 output_padding=0 groups=1 bias=True dilation=1 "
+    "padding_mode='zeros' ortho_params"
+)
+AOL = (
+    "in_channels out_channels kernel_size stride=1 padding=0 dilation=1 groups=1 bias=True padding_mode='zeros' "
+    "device=None dtype=None niter=1"
+)
+AOL_TRANSPOSE = TRANSPOSE.replace("ortho_params", "device=None dtype=None niter=1")
 SURFACE = {
     "orthogonium": {"ClassParam": "fct"},
     "orthogonium.layers": dict.fromkeys(
@@ -38,60 +45,60 @@ SURFACE = {
         "AOLConvTranspose2D": AOL_TRANSPOSE,
     },
     "orthogonium.layers.conv.SLL": {
-        "SDPBasedLipschitzResBlock": "cin inner_dim_factor kernel_size groups",
-        "SDPBasedLipschitzConv": "cin inner_dim_factor kernel_size groups",
+        "SDPBasedLipschitzResBlock": "cin inner_dim_factor kernel_size=3 groups=1",
+        "SDPBasedLipschitzConv": "cin inner_dim_factor kernel_size=3 groups=1",
         "SDPBasedLipschitzDense": "in_features out_features inner_dim",
-        "SLLxAOCLipschitzResBlock": "cin cout inner_dim_factor kernel_size stride groups",
+        "SLLxAOCLipschitzResBlock": "cin cout inner_dim_factor kernel_size=3 stride=2 groups=1",
         "AOCLipschitzResBlock": (
-            "in_channels inner_dim_factor kernel_size dilation groups bias padding_mode ortho_params"
+            "in_channels inner_dim_factor kernel_size dilation=1 groups=1 bias=True padding_mode='circular' ortho_params"
         ),
     },
     "orthogonium.layers.conv.singular_values": {
-        "get_conv_sv": "layer n_iter agg_groups return_stab_rank device detach imsize"
+        "get_conv_sv": "layer n_iter agg_groups=True return_stab_rank=True device=None detach=True imsize=None"
     },
-    "orthogonium.layers.conv.init": {"conv_orthogonal_": "tensor stride groups gain ortho_params generator"},
+    "orthogonium.layers.conv.init": {"conv_orthogonal_": "tensor stride=1 groups=1 gain=1.0 ortho_params generator=None"},
     "orthogonium.layers.linear": {
-        "OrthoLinear": "in_features out_features bias ortho_params",
-        "UnitNormLinear": "in_features out_features bias",
+        "OrthoLinear": "in_features out_features bias=True ortho_params",
+        "UnitNormLinear": "in_features out_features bias=True",
     },
     "orthogonium.layers.custom_activations": {
-        "Abs": "", "SoftHuber": "delta", "MaxMin": "axis", "HouseHolder": "channels axis",
-        "HouseHolder_Order_2": "channels axis",
+        "Abs": "", "SoftHuber": "delta=0.05", "MaxMin": "axis=1", "HouseHolder": "channels axis=1",
+        "HouseHolder_Order_2": "channels axis=1",
     },
     "orthogonium.layers.normalization": {
-        "BatchCentering2D": "num_features momentum",
+        "BatchCentering2D": "num_features momentum=0.1",
         "LayerCentering2D": "num_features",
         "BatchCentering": "num_features",
         "LayerCentering": "num_features",
     },
     "orthogonium.layers.residual": {
         "ConcatResidual": "fn",
-        "L2NormResidual": "fn eps",
-        "AdditiveResidual": "fn init_val",
-        "PrescaledAdditiveResidual": "fn init_val",
+        "L2NormResidual": "fn eps=1e-6",
+        "AdditiveResidual": "fn init_val=1.0",
+        "PrescaledAdditiveResidual": "fn init_val=1.0",
     },
-    "orthogonium.layers.channel_shuffle": {"ChannelShuffle": "group_in group_out dim"},
+    "orthogonium.layers.channel_shuffle": {"ChannelShuffle": "group_in group_out dim=1"},
     "orthogonium.reparametrizers": {
         "OrthoParams": "spectral_normalizer orthogonalizer",
-        "BatchedPowerIteration": "weight_shape power_it_niter eps",
+        "BatchedPowerIteration": "weight_shape power_it_niter=3 eps=1e-12",
         "BatchedIdentity": "weight_shape",
-        "BatchedBjorckOrthogonalization": "weight_shape beta niters pass_through",
-        "BatchedCholeskyOrthogonalization": "weight_shape stable",
+        "BatchedBjorckOrthogonalization": "weight_shape beta=0.5 niters=12 pass_through=False",
+        "BatchedCholeskyOrthogonalization": "weight_shape stable=False",
         "BatchedExponentialOrthogonalization": "weight_shape niters",
         "BatchedQROrthogonalization": "weight_shape",
         "BatchedCayleyOrthogonalization": "weight_shape",
-        "L2Normalize": "dtype dim",
+        "L2Normalize": "dtype dim=None",
         **dict.fromkeys(
             f"{name}_ORTHO_PARAMS"
             for name in "DEFAULT DEFAULT_TEST BJORCK_PASS_THROUGH EXP QR CHOLESKY CHOLESKY_STABLE CAYLEY".split()
         ),
     },
     "orthogonium.losses": {
-        "LossXent": "n_classes offset temperature",
+        "LossXent": "n_classes offset=2.12132 temperature=0.25",
         "CosineLoss": "",
-        "Cosine_VRA_Loss": "gamma L eps last_layer_type",
-        "SoftHKRMulticlassLoss": "alpha min_margin alpha_mean temperature",
-        "VRA": "output class_indices last_layer_type L eps return_certs",
+        "Cosine_VRA_Loss": "gamma=0.1 L=1.0 eps=36/255 last_layer_type='classwise'",
+        "SoftHKRMulticlassLoss": "alpha min_margin=1.0 alpha_mean=0.99 temperature=1.0",
+        "VRA": "output class_indices last_layer_type='classwise' L=1.0 eps=36/255 return_certs=False",
         "check_last_linear_layer_type": "model",
     },
     "orthogonium.model_factory": {"ClassParam": "fct"},
@@ -118,7 +125,12 @@ SURFACE = {
         "SLLxBCOPResNet50": "img_shape n_classes norm",
         "MODELS": None,
     },
-    "orthogonium.legacy.block_ortho_conv": {"BCOP": ""},
+    "orthogonium.legacy.block_ortho_conv": {
+        "BCOP": (
+            "in_channels out_channels kernel_size stride=1 padding=None padding_mode='circular' bias=True bjorck_beta=0.5 "
+            "bjorck_iters bjorck_order=1 power_iteration_scaling=True"
+        )
+    },
     "orthogonium.legacy.skew_ortho_conv": {"SOC": ""},
     "orthogonium.legacy.cayley_ortho_conv": {"Cayley": "", "CayleyLinear": ""},
 }  # fmt: skip
@@ -126,10 +138,16 @@ NAMES = [(path, name, arguments) for path, names in SURFACE.items() for name, ar
 
 
 @pytest.mark.parametrize("path,name,arguments", NAMES, ids=[f"{p}.{n}" for p, n, _ in NAMES])
-def test_name_and_leading_arguments(path, name, arguments):
+def test_name_leading_arguments_and_defaults(path, name, arguments):
     thing = getattr(importlib.import_module(path), name)
-    if arguments is not None:
-        assert list(inspect.signature(thing).parameters)[: len(arguments.split())] == arguments.split()
+    if arguments is None:
+        return
+    published = [argument.partition("=") for argument in arguments.split()]
+    own = inspect.signature(thing).parameters
+    assert list(own)[: len(published)] == [argument for argument, _, _ in published]
+    for argument, has_default, value in published:
+        if has_default:
+            assert own[argument].default == eval(value)
 
 
 def test_a_script_for_the_published_library():

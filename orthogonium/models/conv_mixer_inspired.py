@@ -8,6 +8,7 @@ flexible CNN architectures", after Trockman, Kolter (2022), "Patches are all you
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from torch import nn
@@ -28,13 +29,20 @@ from orthogonium.models.published import (
 )
 from orthogonium.models.registry import register
 
-_DEPTHWISE = ClassParam(AdaptiveSOCConv2d, bias=False)
-
 
 def _only_shifts(conv: Factory) -> bool:
     """Whether these convolutions have no free parameter where a group has one channel."""
     made = layer_of(conv)
     return isinstance(made, type) and issubclass(made, AdaptiveOrthoConv2d)
+
+
+def _depthwise_of(conv: Factory) -> Factory:
+    """Adaptive SOC with the options of these convolutions."""
+    if isinstance(conv, ClassParam):
+        return ClassParam(_depthwise_of(conv.fct or nn.Identity), *conv.args, **conv.kwargs)
+    if isinstance(conv, functools.partial):
+        return functools.partial(_depthwise_of(conv.func), *conv.args, **conv.keywords)
+    return AdaptiveSOCConv2d
 
 
 @register(image_shape=(3, 32, 32))
@@ -53,7 +61,7 @@ def conv_mixer_inspired(
     lin: Factory = ORTHOGONAL,
     norm: Factory | None = LAYER_CENTERING,
     *,
-    depthwise: Factory = _DEPTHWISE,
+    depthwise: Factory | None = None,
 ) -> nn.Module:
     """ConvMixer for CIFAR-10: grouped convolutions for space and 1×1 convolutions for channels, by turns.
 
@@ -72,12 +80,13 @@ def conv_mixer_inspired(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         depthwise: takes the place of `conv` where a group has one channel and our orthogonal convolution could only
-            shift it.
+            shift it; None for adaptive SOC with the same options.
     """
     (channels, height, width), patch = patches("conv_mixer_inspired", img_shape, n_classes, patch_size)
     groups = mixer_groups("conv_mixer_inspired", dim, channels_per_group)
     parts = published_parts(conv, act, norm)
-    spatial = published_parts(depthwise, act, norm) if channels_per_group == 1 and _only_shifts(conv) else parts
+    shifts = channels_per_group == 1 and _only_shifts(conv)
+    spatial = published_parts(depthwise or _depthwise_of(conv), act, norm) if shifts else parts
     layers = [parts.convolution(channels, dim, patch, stride=patch)]
     for _ in range(depth):
         across = spatial.unit(dim, dim * expand_factor, kernel_size, groups=groups)

@@ -1,16 +1,28 @@
 """The published names and arguments; what the networks compute is tested with `orthogonium.models`."""
 
+import functools
 import inspect
 
 import pytest
 import torch
 
-from orthogonium.layers import AdaptiveOrthoConv2d, BatchCentering2D, MaxMin, OrthoLinear, UnitNormLinear
+from orthogonium.layers import (
+    Abs,
+    AdaptiveOrthoConv2d,
+    AdaptiveSOCConv2d,
+    AdditiveResidual,
+    AOLConv2d,
+    BatchCentering2D,
+    MaxMin,
+    OrthoLinear,
+    UnitNormLinear,
+)
 from orthogonium.model_factory import ClassParam, models_factory
 from orthogonium.model_factory.models_factory import (
     MODELS,
     AOCNetV1,
     BCOPLargeCNN,
+    ConvMixerInspired,
     LargeStagedCNN,
     LipResNet,
     StagedCNN,
@@ -120,3 +132,56 @@ def test_unit_rows_are_for_the_head_only():
     model = LargeStagedCNN((3, 14, 14), dim_repeats=[(8, 1)], dim_nb_dense=(8, 2), n_classes=3)
     dense = [type(m).__mro__[1] for m in model if isinstance(m, torch.nn.Linear)]
     assert dense == [OrthoLinear, OrthoLinear, UnitNormLinear]
+
+
+def partial_conv(**options):
+    return functools.partial(AdaptiveOrthoConv2d, **options)
+
+
+@pytest.mark.parametrize("wrap", [lambda **o: ClassParam(AdaptiveOrthoConv2d, **o), partial_conv])
+def test_depthwise_layers_have_the_options_of_the_others(wrap):
+    conv = wrap(bias=True, padding_mode="zeros", lipschitz=0.5)
+    model = ConvMixerInspired((3, 8, 8), dim=4, depth=1, conv=conv, n_classes=3)
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert [type(m).__mro__[1] for m in layers] == [AdaptiveOrthoConv2d, AdaptiveSOCConv2d, AdaptiveOrthoConv2d]
+    assert all(m.bias is not None and m.padding_mode == "zeros" and m.lipschitz == 0.5 for m in layers)
+    own = ConvMixerInspired((3, 8, 8), dim=4, depth=1, conv=conv, n_classes=3, depthwise=ClassParam(AOLConv2d))
+    assert sum(isinstance(m, AOLConv2d) for m in own.modules()) == 1
+
+
+CHOICES = {
+    "conv": ClassParam(AdaptiveOrthoConv2d, bias=True, padding_mode="circular"),
+    "act": ClassParam(Abs),
+    "lin": ClassParam(UnitNormLinear, bias=False),
+    "norm": lambda *channels: torch.nn.Dropout(0.25),
+    "pool": ClassParam(torch.nn.AvgPool2d, ceil_mode=True),
+    "skip": ClassParam(AdditiveResidual, init_val=3.0),
+}
+SIZES = {
+    "AOCNetV1": {"img_shape": (3, 32, 32), "embedding_dim": 32, "base_width": 4, "groups": 2},
+    "LipResNet": {"img_shape": (3, 16, 16), "base_width": 4, "depths": (1, 1)},
+    "PatchBasedCNN": {"img_shape": (3, 16, 16), "dim": 8, "depth": 2},
+    "PatchBasedExapandedCNN": {"img_shape": (3, 16, 16), "dim": 8, "depth": 2},
+    "ConvMixerInspired": {"img_shape": (3, 16, 16), "dim": 8, "depth": 2},
+    "BCOPLargeCNN": {"img_shape": (3, 16, 16)},
+    "StagedCNN": {"img_shape": (3, 16, 16), "dim_repeats": [(8, 1), (16, 1)], "dim_nb_dense": (8, 1)},
+    "LargeStagedCNN": {"img_shape": (3, 14, 14), "dim_repeats": [(8, 1), (16, 1)], "dim_nb_dense": (8, 1)},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_choice_of_layers_is_taken(name):
+    factory = MODELS[name]
+    choices = {key: value for key, value in CHOICES.items() if key in inspect.signature(factory).parameters}
+    model = factory(**SIZES[name], n_classes=3, **choices)
+    assert model(torch.rand(2, *SIZES[name]["img_shape"])).shape == (2, 3)
+    convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert all(m.bias is not None and m.padding_mode == "circular" for m in convolutions)
+    kinds = [type(m) for m in model.modules()]
+    assert MaxMin not in kinds and Abs in kinds
+    assert (AdditiveResidual in kinds) == ("skip" in choices)
+    assert (torch.nn.AvgPool2d in kinds) == ("pool" in choices)
+    assert (torch.nn.Dropout in kinds) == ("norm" in choices)
+    assert isinstance(model[-1], UnitNormLinear) and model[-1].bias is None
+    assert all(m.ceil_mode for m in model.modules() if isinstance(m, torch.nn.AvgPool2d))
+    assert all(m.alpha == 3 for m in model.modules() if isinstance(m, AdditiveResidual))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from orthogonium.errors import GeometryError
@@ -12,7 +13,7 @@ from orthogonium.layers import (
     LipschitzConv2d,
     LipschitzConvTranspose2d,
 )
-from tests.oracle import singular_values
+from tests.oracle import operator, singular_values
 
 
 def sizes(layer, size=16):
@@ -92,6 +93,35 @@ def test_transposes_by_the_name_of_their_method(kernel, stride, padding, output_
     assert sizes(layer) == sizes(nn.ConvTranspose2d(*arguments))
     sigma = singular_values(layer, 4, 3, 3)
     assert sigma[0] <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("mode", ["circular", "zeros"])
+@pytest.mark.parametrize("kernel,padding,dilation", [(1, 0, 1), (3, 0, 1), (3, 1, 1), (3, 2, 2), (5, 1, 1), (5, 2, 1)])
+def test_pixels_see_what_the_windows_of_torch_are_centred_on(kernel, padding, dilation, mode):
+    layer = LipschitzConv2d(2, 3, kernel, 1, padding, dilation, bias=False, padding_mode=mode, method="soc").double()
+    x, size = torch.randn(1, 2, 7, 7, dtype=torch.float64), 7
+    around = x.repeat(1, 1, 11, 11) if mode == "circular" else F.pad(x, (5 * size,) * 4)
+    with torch.no_grad():
+        everywhere = F.conv2d(around, layer.weight, dilation=dilation)
+        y = layer(x)
+    grown = layer.weight.shape[-1]
+    first = 5 * size - padding - dilation * (grown - kernel) // 2
+    window = slice(first, first + y.shape[-1])
+    torch.testing.assert_close(y, everywhere[..., window, window], rtol=0, atol=1e-12)
+    assert y.shape[-1] == size + 2 * padding - dilation * (kernel - 1)
+
+
+@pytest.mark.parametrize("mode", ["circular", "zeros"])
+@pytest.mark.parametrize(
+    "kernel,stride,padding,output_padding", [(3, 1, 1, 0), (5, 1, 2, 0), (3, 2, 1, 1), (4, 2, 1, 0), (2, 2, 0, 0)]
+)
+def test_transposes_are_adjoint_to_the_convolution_with_these_arguments(kernel, stride, padding, output_padding, mode):
+    options = {"bias": False, "padding_mode": mode, "method": "soc", "dtype": torch.float64}
+    up = LipschitzConvTranspose2d(3, 2, kernel, stride, padding, output_padding, **options)
+    down = LipschitzConv2d(2, 3, kernel, stride, padding, **options)
+    down.load_state_dict(up.state_dict())
+    adjoint = operator(down, 2, 4 * stride, 4 * stride).T
+    torch.testing.assert_close(operator(up, 3, 4, 4), adjoint, rtol=0, atol=1e-12)
 
 
 def test_refusals():
