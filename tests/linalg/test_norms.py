@@ -50,7 +50,8 @@ def test_gram_bound_is_an_upper_bound(n, dtype, scale, steps):
     w = structured(n, dtype) * scale
     bound, true = spectral_norm_bound(w, steps)[..., 0, 0].double(), norm(w)
     assert (bound >= true).all()
-    slack = 1 + (n + 40) * torch.finfo(dtype).eps
+    terms = n * n if dtype == torch.float64 else n  # float32 is computed in float64
+    slack = 1 + (terms + 40) * torch.finfo(dtype).eps
     assert (bound <= true * n ** (2.0 ** -(steps + 2)) * slack**2).all()
 
 
