@@ -22,6 +22,7 @@ from orthogonium.errors import GeometryError, OrthogoniumError
 from orthogonium.layers.from_torch import like, scale_of
 from orthogonium.layers.lipschitz import layer_class
 from orthogonium.methods import METHODS, Method
+from orthogonium.methods.registry import Layer
 
 Plain = nn.Linear | nn.modules.conv._ConvNd
 
@@ -50,7 +51,7 @@ class Made:
     activated: bool = False  # whether the activation behind it is inside
 
 
-def _layer_of(method: Method, layer: Any) -> str | None:
+def _layer_of(method: Method, layer: Any) -> Layer | None:
     if isinstance(layer, nn.Linear):
         return method.linear
     return (method.conv_transpose if layer.transposed else method.conv).get(layer.weight.dim() - 2)
@@ -111,6 +112,8 @@ def _options(method: Method, layer: Any, settings: Settings, activation: nn.Modu
     options = {**(method.linear_options if isinstance(layer, nn.Linear) else {}), **own}
     if method.activated:
         options["activation"] = activation
+        if not isinstance(layer, nn.Linear):
+            options["padding"] = "same"  # checked by `_keeps_sizes`
     if not isinstance(layer, nn.Linear):
         mode = settings.padding_mode or ("zeros" if layer.padding_mode == "zeros" else "circular")
         options["padding_mode"] = mode

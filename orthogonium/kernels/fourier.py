@@ -16,7 +16,7 @@ None on the grid of one point.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -83,15 +83,37 @@ def symbol(kernel: Tensor, grid: Sequence[int]) -> Symbol:  # (g, m, n, *k)
     return _combine(cosine, taps), _combine(sine, taps)
 
 
+def symbol_at(kernel: Tensor, grid: Sequence[int], frequency: Tensor) -> Symbol:  # (g, m, n, *k), (g,)
+    """Symbol of each group at a frequency of its own, an index into half of a grid: `(1, g, m, n)`."""
+    if math.prod(grid) == 1:
+        return symbol(kernel, grid)
+    cosine, sine = _waves(tuple(grid), tuple(kernel.shape[3:]), False, (1.0, 1.0), kernel.device, kernel.dtype)
+    taps = kernel.flatten(3)
+    real = torch.einsum("gmnt,gt->gmn", taps, cosine[frequency])
+    return real[None], torch.einsum("gmnt,gt->gmn", taps, sine[frequency])[None]
+
+
 def symmetric_symbol(half: Tensor, sizes: Sequence[int], grid: Sequence[int], sign: int = 1) -> Symbol:
     """Symbol of a kernel with `K[−t] = sign·K[t]ᵀ` from half of its taps `(taps, g, c, c)`: Hermitian or anti-Hermitian."""
+    return _symmetric_symbols(half, sizes, grid, sign)(slice(None))
+
+
+def hermitian_symbols(half: Tensor, sizes: Sequence[int], grid: Sequence[int], count: int) -> Iterator[Symbol]:
+    """The Hermitian symbol in `count` parts, one after the other: every `count`-th frequency, from each of the first on."""
+    part = _symmetric_symbols(half, sizes, grid, 1)
+    return (part(slice(first, None, count)) for first in range(count))
+
+
+def _symmetric_symbols(half: Tensor, sizes: Sequence[int], grid: Sequence[int], sign: int) -> Callable[[slice], Symbol]:
+    """The symbol as a function of frequencies."""
     mirrored = half.mT if sign > 0 else -half.mT
     even = half + mirrored
     if math.prod(grid) == 1:
-        return even / 2, None
+        return lambda part: ((even / 2)[part], None)
+    odd = half - mirrored
     # The middle tap is in `even` twice; its sine is zero.
     cosine, sine = _waves(tuple(grid), tuple(sizes), True, (0.5, 1.0), half.device, half.dtype)
-    return _combine(cosine, even), _combine(sine, half - mirrored)
+    return lambda part: (_combine(cosine[part], even), _combine(sine[part], odd))
 
 
 def product(x: Symbol, y: Symbol) -> Symbol:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from orthogonium.kernels import ConvGeometry
+from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.block import DenseBlock, check_sizes
 from orthogonium.layers.slopes import Activation
 from orthogonium.methods.cpl import PotentialKernels
@@ -20,8 +21,8 @@ class CPLLinear(DenseBlock):
     Guarantee: 1-Lipschitz (1e-5 in float32).
 
     Args:
-        features: size of an input and of an output.
-        inner_features: number of inner units; `features` if None.
+        in_features: size of an input and of an output; also `features`.
+        inner_features: number of inner units; `in_features` if None.
         bias: whether the inner units have a bias.
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0.
@@ -33,9 +34,10 @@ class CPLLinear(DenseBlock):
     True
     """
 
+    @also_named(features="in_features")
     def __init__(
         self,
-        features: int,
+        in_features: int,
         inner_features: int | None = None,
         bias: bool = True,
         activation: Activation = "relu",
@@ -45,10 +47,10 @@ class CPLLinear(DenseBlock):
         lipschitz: float = 1.0,
     ) -> None:
         super().__init__(activation)
-        inner = features if inner_features is None else inner_features
-        check_sizes(type(self).__name__, features=features, inner_features=inner)
-        self.in_features, self.out_features, self.inner_features = features, features, inner
-        kernels = PotentialKernels(ConvGeometry.of(1, features, inner, 1), niter)
+        inner = in_features if inner_features is None else inner_features
+        check_sizes(type(self).__name__, in_features=in_features, inner_features=inner)
+        self.in_features, self.out_features, self.inner_features = in_features, in_features, inner
+        kernels = PotentialKernels(ConvGeometry.of(1, in_features, inner, 1), niter)
         self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
     def size_repr(self) -> str:

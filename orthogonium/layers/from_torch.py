@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -17,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError, ParameterError, ShapeError
+from orthogonium.layers.argument_names import argument_names
 from orthogonium.linalg.precision import full_precision
 from orthogonium.methods.fitting import fit_kernel, log, minimize
 from orthogonium.methods.kernel import Kernels
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-# What some layers call the arguments of torch.
-_OWN_NAMES = {"in_channels": ("cin", "channels"), "out_channels": ("cout",), "in_features": ("features",)}
 _SAMPLES = 512  # vectors or pixels that a block is fitted on
 
 
@@ -51,15 +49,13 @@ def _arguments(layer: Any) -> dict[str, Any]:
 
 def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
     """A layer of this class with the sizes of a plain one, but for `options`; its weights are random."""
-    accepted = inspect.signature(cls).parameters
+    accepted = argument_names(cls)
     unknown = [name for name in options if name not in accepted]
     if unknown:
-        raise ParameterError(f"{cls.__name__} does not take {', '.join(unknown)}. It takes: {', '.join(accepted)}.")
-    given = {}
-    for name, value in _arguments(layer).items():
-        own = next((n for n in (name, *_OWN_NAMES.get(name, ())) if n in accepted), None)
-        if own is not None:
-            given[own] = value
+        raise ParameterError(
+            f"{cls.__name__} does not take {', '.join(unknown)}. It takes: {', '.join(sorted(accepted))}."
+        )
+    given = {name: value for name, value in _arguments(layer).items() if name in accepted}
     if "lipschitz" in accepted and isinstance(getattr(layer, "lipschitz", None), float):
         given["lipschitz"] = layer.lipschitz  # of a constrained layer
     if "padding_to" in accepted:

@@ -17,24 +17,26 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels.geometry import Size
+from orthogonium.layers.argument_names import argument_names
 from orthogonium.methods import METHODS, Method
 from orthogonium.methods.kernel import Device
+from orthogonium.methods.registry import Layer
 
 
-def layer_class(path: str) -> Callable[..., nn.Module]:
-    """The layer that an entry of `METHODS` names, as "module:class" below `orthogonium.layers`."""
-    return pkgutil.resolve_name(f"orthogonium.layers.{path}")
+def layer_class(layer: Layer) -> Callable[..., nn.Module]:
+    """The layer that an entry of `METHODS` names: a class, or "package.module:Class"."""
+    return pkgutil.resolve_name(layer) if isinstance(layer, str) else layer
 
 
-def _find(method: str, kind: str, layer_of: Callable[[Method], str | None]) -> Callable[..., nn.Module]:
+def _find(method: str, kind: str, layer_of: Callable[[Method], Layer | None]) -> Callable[..., nn.Module]:
     known = ", ".join(name for name, entry in METHODS.items() if layer_of(entry))
     if method not in METHODS:
         raise ParameterError(f"There is no method {method!r}. Methods with {kind}: {known}.")
-    path = layer_of(METHODS[method])
-    if path is None:
-        own = ", ".join(name.partition(":")[2] for name in METHODS[method].layers)
+    layer = layer_of(METHODS[method])
+    if layer is None:
+        own = ", ".join(layer_class(other).__name__ for other in METHODS[method].layers)
         raise ParameterError(f"Method {method!r} has no {kind}; its layers are {own}. Methods with {kind}: {known}.")
-    return layer_class(path)
+    return layer_class(layer)
 
 
 def _make(
@@ -52,12 +54,11 @@ def _make(
                 "'sll-aoc' or 'sandwich', which change it, or an orthogonal layer before it."
             )
         arguments = {name: value for name, value in arguments.items() if name != after}
-    arguments = {entry.rename.get(name, name): value for name, value in arguments.items()}
-    accepted = inspect.signature(cls).parameters
+    accepted = argument_names(cls)
     refused = [name for name in options if name not in accepted]
     refused += [name for name in arguments if name not in accepted and arguments[name] != _DEFAULTS.get(name)]
     if refused:
-        own = ", ".join(name for name in accepted if name not in arguments) or "nothing"
+        own = ", ".join(name for name in inspect.signature(cls).parameters if name not in arguments) or "nothing"
         raise ParameterError(
             f"The layer {cls.__name__} of method {method!r} does not take {', '.join(refused)}. "
             f"Beside the arguments of torch it takes: {own}."

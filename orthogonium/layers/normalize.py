@@ -26,7 +26,7 @@ from orthogonium.methods.spectral import SpectralKernel, UnitBall
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def normalize(module: Module, lipschitz: float = 1.0, niter: int = 7) -> Module:
+def normalize(module: Module, lipschitz: float = 1.0, niter: int = 9) -> Module:
     """Divide the weight of a layer of torch by a certified bound of its norm as an operator, at each call; in place.
 
     For convolutions this is the norm of the convolution with its stride, dilation, groups and padding, for every image size.

@@ -74,10 +74,10 @@ def norm_bounds(
 ) -> Tensor:  # (g,)
     """Certified bounds of the norm of a convolution for each group: every image size, zero or circular padding.
 
-    At most `1.0046^axes · min(m, n·∏strides)^(2^-(niter+2))` times the norm, with more than one tap along an axis.
+    At most `1.0080^axes · min(m, n·∏strides)^(2^-(niter+2))` times the norm, with more than one tap along an axis.
     """
     stacked = stack_phases(kernel, strides) if max(strides, default=1) > 1 else kernel
-    return squared_norm_bound(stacked.flatten(0, 1), niter, len(kernel), oversampling=16).sqrt()
+    return squared_norm_bound(stacked.flatten(0, 1), niter, len(kernel), oversampling=12).sqrt()
 
 
 class SpectralKernel(ConvKernel):

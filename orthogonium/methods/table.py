@@ -1,52 +1,27 @@
 """The one table of methods: `METHODS`. Façades, tests, benchmarks and the tables of the documentation read it.
 
-Layers are named by their place below `orthogonium.layers` ("module:class"), since methods do not import layers.
-A new method is a file here, its layers, and one entry below.
+Our layers are named by their place, since methods do not import layers. A new method is a file here, its layers, and one
+entry below; one of another package is registered (Note [Methods from outside] of `registry.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable
 
 from orthogonium.linalg import EXP_ORTHO_PARAMS
+from orthogonium.methods.registry import Method, MethodTable
 
 
-@dataclass(frozen=True)
-class Method:
-    """What a method promises, supports and costs, and the layers that apply it."""
-
-    name: str  # what `method=` of the façades takes
-    paper: str  # authors and year
-    guarantee: Literal["orthogonal", "lipschitz"]  # all singular values 1, or 1-Lipschitz
-    padding: str  # where the guarantee holds
-    cost: str  # flops of building a 3×3 kernel of c channels, forward
-    conv: Mapping[int, str] = field(default_factory=dict)  # dims → layer with the arguments of `nn.ConvNd`, or some
-    conv_transpose: Mapping[int, str] = field(default_factory=dict)  # dims → layer, as `nn.ConvTransposeNd`
-    linear: str | None = None  # layer with the arguments of `nn.Linear`
-    linear_options: Mapping[str, Any] = field(default_factory=dict)  # that make `linear` apply this method
-    conv_options: Mapping[str, Any] = field(default_factory=dict)  # of `conv` beside those of torch, with their values
-    rename: Mapping[str, str] = field(default_factory=dict)  # torch's name of an argument → that of the layers
-    square: bool = False  # whether inputs and outputs have the same number of channels or features
-    activated: bool = False  # whether the layers contain their activation, so that they are not linear
-    further: tuple[str, ...] = ()  # layers which the façades do not build
-    stride: bool = True  # whether strides other than 1 are supported; likewise dilations and groups
-    dilation: bool = True
-    groups: bool = True
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """All layers of this method."""
-        dense = () if self.linear is None else (self.linear,)
-        return (*self.conv.values(), *self.conv_transpose.values(), *dense, *self.further)
+def _layer(place: str) -> str:
+    return f"orthogonium.layers.{place}"
 
 
-def _family(layer: str) -> dict[int, str]:
-    return {dims: layer.format(dims) for dims in (1, 2, 3)}
+def _family(place: str, on_images: str | None = None) -> dict[int, str]:
+    """Layers of 1 to 3 dimensions, the one on images maybe by a name of its own."""
+    return {dims: _layer(on_images if dims == 2 and on_images else place.format(dims)) for dims in (1, 2, 3)}
 
 
-_ENTRIES = (
+BUILT_IN = (
     Method(
         "aoc",
         "Boissin et al. 2025",
@@ -55,7 +30,7 @@ _ENTRIES = (
         "36 c³",
         conv=_family("conv.aoc:AdaptiveOrthoConv{}d"),
         conv_transpose=_family("conv.aoc:AdaptiveOrthoConvTranspose{}d"),
-        linear="linear:OrthoLinear",
+        linear=_layer("linear:OrthoLinear"),
     ),
     Method(
         "bcop",
@@ -64,8 +39,8 @@ _ENTRIES = (
         "circular; 1-Lipschitz with zeros",
         "36 c³",
         conv=_family("conv.bcop:FastBlockConv{}d"),
-        conv_transpose={**_family("conv.bcop:FastBlockConvTranspose{}d"), 2: "conv.bcop:FastBlockConvTranspose2D"},
-        linear="linear:OrthoLinear",
+        conv_transpose=_family("conv.bcop:FastBlockConvTranspose{}d", "conv.bcop:FastBlockConvTranspose2D"),
+        linear=_layer("linear:OrthoLinear"),
         stride=False,
     ),
     Method(
@@ -75,8 +50,8 @@ _ENTRIES = (
         "circular or zeros; orthogonal if circular and kernel ≤ stride",
         "60 c³",
         conv=_family("conv.rko:RKOConv{}d"),
-        conv_transpose={**_family("conv.rko:RKOConvTranspose{}d"), 2: "conv.rko:RkoConvTranspose2d"},
-        linear="linear:OrthoLinear",
+        conv_transpose=_family("conv.rko:RKOConvTranspose{}d", "conv.rko:RkoConvTranspose2d"),
+        linear=_layer("linear:OrthoLinear"),
     ),
     Method(
         "soc",
@@ -86,7 +61,7 @@ _ENTRIES = (
         "570 c³",
         conv=_family("conv.soc:AdaptiveSOCConv{}d"),
         conv_transpose=_family("conv.soc:AdaptiveSOCConvTranspose{}d"),
-        linear="linear:OrthoLinear",
+        linear=_layer("linear:OrthoLinear"),
         linear_options={"ortho_params": EXP_ORTHO_PARAMS},
         conv_options={"padding_to": "kernel"},
     ),
@@ -98,17 +73,17 @@ _ENTRIES = (
         "80 c³",
         conv=_family("conv.aol:AOLConv{}d"),
         conv_transpose=_family("conv.aol:AOLConvTranspose{}d"),
-        linear="linear:AOLLinear",
+        linear=_layer("linear:AOLLinear"),
     ),
     Method(
         "spectral",
         "Delattre et al. 2023",
         "lipschitz",
         "circular or zeros",
-        "26 000 c³",
+        "1 000 c³; 19 000 c³ on accelerators",
         conv=_family("conv.spectral:SpectralConv{}d"),
         conv_transpose=_family("conv.spectral:SpectralConvTranspose{}d"),
-        linear="linear:SpectralLinear",
+        linear=_layer("linear:SpectralLinear"),
     ),
     Method(
         "sll",
@@ -116,12 +91,11 @@ _ENTRIES = (
         "lipschitz",
         "circular or zeros",
         "as aol, on the inner channels",
-        conv={dims: f"conv.sll:SDPBasedLipschitzResBlock{'' if dims == 2 else f'{dims}d'}" for dims in (1, 2, 3)},
+        conv=_family("conv.sll:SDPBasedLipschitzResBlock{}d", "conv.sll:SDPBasedLipschitzResBlock"),
         conv_options={"inner_dim_factor": 2.0},
-        rename={"in_channels": "cin"},
         square=True,
         activated=True,
-        further=("sll:SDPBasedLipschitzDense", "conv.sll:AOCLipschitzResBlock"),
+        further=(_layer("sll:SDPBasedLipschitzDense"), _layer("conv.sll:AOCLipschitzResBlock")),
         stride=False,
     ),
     Method(
@@ -130,9 +104,8 @@ _ENTRIES = (
         "lipschitz",
         "circular or zeros",
         "as sll and two aoc kernels",
-        conv={dims: f"conv.sll:SLLxAOCLipschitzResBlock{'' if dims == 2 else f'{dims}d'}" for dims in (1, 2, 3)},
+        conv=_family("conv.sll:SLLxAOCLipschitzResBlock{}d", "conv.sll:SLLxAOCLipschitzResBlock"),
         conv_options={"inner_dim_factor": 2.0},
-        rename={"in_channels": "cin", "out_channels": "cout"},
         activated=True,
     ),
     Method(
@@ -142,7 +115,7 @@ _ENTRIES = (
         "circular or zeros",
         "aoc from in + out to out channels",
         conv=_family("conv.sandwich:SandwichConv{}d"),
-        linear="sandwich:SandwichLinear",
+        linear=_layer("sandwich:SandwichLinear"),
         activated=True,
     ),
     Method(
@@ -152,28 +125,44 @@ _ENTRIES = (
         "circular or zeros",
         "Gram iteration on a frequency grid",
         conv=_family("conv.cpl:CPLConv{}d"),
-        linear="cpl:CPLLinear",
-        rename={"in_channels": "channels", "in_features": "features"},
+        linear=_layer("cpl:CPLLinear"),
         square=True,
         activated=True,
         stride=False,
     ),
 )
 
-METHODS: dict[str, Method] = {entry.name: entry for entry in _ENTRIES}
-"""All methods by name."""
+METHODS = MethodTable(BUILT_IN)
+"""All methods by name, ours and registered ones."""
 
 
-def markdown_table() -> str:
-    """`METHODS` as a table for the documentation; "activation" marks layers that contain theirs.
+def register_method(method: Method) -> Method:
+    """Enter a method of your own into `METHODS`: façades, models, `convert` and the command take it by its name.
 
-    >>> print(markdown_table().splitlines()[0])
+    Its layers are classes, or "package.module:Class"; the rest is what tables show. Packages can be registered by an entry
+    point of the group "orthogonium.methods" instead.
+
+    >>> from orthogonium.layers import AdaptiveOrthoConv2d, LipschitzConv2d
+    >>> from orthogonium.methods import METHODS, Method, register_method
+    >>> mine = Method("mine", "Me 2026", "orthogonal", "circular", "36 c³", conv={2: AdaptiveOrthoConv2d})
+    >>> _ = register_method(mine)
+    >>> isinstance(LipschitzConv2d(4, 8, 3, method="mine"), AdaptiveOrthoConv2d)
+    True
+    >>> del METHODS["mine"]
+    """
+    return METHODS.add(method)
+
+
+def markdown_table(methods: Iterable[Method]) -> str:
+    """Methods as a table for the documentation; "activation" marks layers that contain theirs.
+
+    >>> print(markdown_table(METHODS.values()).splitlines()[0])
     | method | paper | guarantee | padding | stride | dilation | groups | transposed | 1-D | 3-D | dense | activation |
     cost (3×3) |
     """
     header = "method paper guarantee padding stride dilation groups transposed 1-D 3-D dense activation".split()
     rows = [[*header, "cost (3×3)"], ["---"] * (len(header) + 1)]
-    for m in METHODS.values():
+    for m in methods:
         marks = (m.stride, m.dilation, m.groups, m.conv_transpose, 1 in m.conv, 3 in m.conv, m.linear, m.activated)
         guarantee = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}[m.guarantee]
         rows.append([f"`{m.name}`", m.paper, guarantee, m.padding, *("✓" if x else "" for x in marks), m.cost])

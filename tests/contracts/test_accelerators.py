@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import orthogonium.kernels.loudest
 import orthogonium.layers.parametrization
 import orthogonium.linalg.precision
 from orthogonium.layers import OrthoLinear
@@ -45,7 +46,7 @@ class NoWaiting(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch):
-    for module in (orthogonium.linalg.precision, orthogonium.layers.parametrization):
+    for module in (orthogonium.linalg.precision, orthogonium.layers.parametrization, orthogonium.kernels.loudest):
         monkeypatch.setattr(module, "waits", lambda x: True)
 
 

@@ -1,5 +1,6 @@
 """Layers by the name of their method."""
 
+import inspect
 import pickle
 
 import pytest
@@ -7,11 +8,21 @@ import torch
 from torch import nn
 
 from orthogonium import ClassParam
-from orthogonium.errors import ParameterError
-from orthogonium.layers import OrthoLinear, lipschitz
+from orthogonium.errors import GeometryError, ParameterError
+from orthogonium.layers import (
+    CPLConv2d,
+    CPLLinear,
+    HouseHolder,
+    HouseHolder_Order_2,
+    NActivation,
+    OrthoLinear,
+    SDPBasedLipschitzResBlock,
+    SLLxAOCLipschitzResBlock,
+    lipschitz,
+)
 from orthogonium.layers.lipschitz import LipschitzConv2d, LipschitzLinear, layer_class
 from orthogonium.linalg import EXP_ORTHO_PARAMS
-from orthogonium.methods import METHODS, table
+from orthogonium.methods import METHODS, Method
 from tests.jacobians import singular_values as jacobian_values
 from tests.oracle import plain_conv, singular_values
 
@@ -102,12 +113,60 @@ class _Block(nn.Module):
 
 
 def test_layers_with_fewer_arguments(monkeypatch):
-    entry = table.Method("block", "none", "lipschitz", "any", "c", conv={2: "block"}, further=("conv.block:_Block",))
+    entry = Method("block", "none", "lipschitz", "any", "c", conv={2: _Block})
     monkeypatch.setitem(METHODS, "block", entry)
-    monkeypatch.setattr(lipschitz, "layer_class", lambda path: _Block)
     assert isinstance(LipschitzConv2d(2, 2, 3, method="block", factor=2.0), _Block)
     with pytest.raises(ParameterError, match="does not take stride.*factor"):
         LipschitzConv2d(2, 2, 3, stride=2, method="block")
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_convolution_and_its_transpose_have_the_same_defaults(dims):
+    plain, transposed = (
+        inspect.signature(getattr(lipschitz, f"Lipschitz{name}{dims}d")).parameters
+        for name in ("Conv", "ConvTranspose")
+    )
+    assert {*transposed} - {*plain} == {"output_padding"}
+    assert all(transposed[name].default == parameter.default for name, parameter in plain.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_integers_that_keep_the_image_are_accepted_by_all(method):
+    """One rule: what gives as many pixels as "same" for every size."""
+    for kernel, dilation, padding in ((3, 1, 1), (5, 1, 2), (3, 2, 2), (1, 1, 0), ((3, 5), 1, (1, 2))):
+        conv = LipschitzConv2d(4, 4, kernel, padding=padding, dilation=dilation, method=method)
+        x = torch.randn(1, 4, 9, 8)
+        assert conv(x).shape == x.shape
+        assert jacobian_values(conv, torch.randn(1, 4, 6, 6))[0] <= 1 + 1e-5
+    if METHODS[method].stride:
+        conv = LipschitzConv2d(4, 4, 3, 2, padding=1, method=method)
+        assert conv(torch.randn(1, 4, 9, 8)).shape == (1, 4, 5, 4)
+
+
+@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.activated])
+def test_blocks_refuse_integers_that_do_not(method):
+    for kernel, padding in ((3, 0), (3, 2), (4, 1), ((3, 5), 1), (3, "valid")):
+        with pytest.raises(GeometryError, match="keeps the image.*got"):
+            LipschitzConv2d(4, 4, kernel, padding=padding, method=method)
+    same, integer = (LipschitzConv2d(4, 4, 3, padding=padding, method=method) for padding in ("same", 1))
+    integer.load_state_dict(same.state_dict())
+    x = torch.randn(2, 4, 7, 7)
+    assert torch.equal(same(x), integer(x))
+
+
+def test_arguments_of_two_names():
+    assert SDPBasedLipschitzResBlock(cin=4, inner_dim_factor=1).in_channels == 4
+    assert SDPBasedLipschitzResBlock(in_channels=4, inner_dim_factor=1).in_channels == 4
+    both = SLLxAOCLipschitzResBlock(in_channels=4, cout=6, inner_dim_factor=1)
+    assert (both.in_channels, both.out_channels) == (4, 6)
+    assert CPLConv2d(in_channels=4).in_channels == CPLConv2d(channels=4).in_channels == 4
+    assert CPLLinear(in_features=4).in_features == CPLLinear(features=4).in_features == 4
+    for activation in (HouseHolder, HouseHolder_Order_2, NActivation):
+        assert activation(in_channels=4).channels == activation(channels=4).channels == 4
+    with pytest.raises(ParameterError, match="two names of one argument"):
+        SDPBasedLipschitzResBlock(in_channels=4, cin=4, inner_dim_factor=1)
+    with pytest.raises(TypeError):
+        SDPBasedLipschitzResBlock(4, cin=4, inner_dim_factor=1)
 
 
 def test_the_functions_pickle():

@@ -10,7 +10,8 @@ from torch import nn
 from orthogonium.layers.lipschitz import layer_class
 from orthogonium.layers.parametrization import Constrained
 from orthogonium.methods import METHODS
-from orthogonium.methods.table import markdown_table
+from orthogonium.methods.__main__ import written_into
+from orthogonium.methods.table import BUILT_IN, markdown_table
 from tests.contracts.blocks import BLOCKS
 from tests.contracts.table import LAYERS
 
@@ -52,12 +53,14 @@ def test_flags_tell_what_is_accepted(name):
 
 
 def test_markdown():
-    lines = markdown_table().splitlines()
+    lines = markdown_table(METHODS.values()).splitlines()
     assert len(lines) == len(METHODS) + 2
     assert len({line.count("|") for line in lines}) == 1
     assert [re.match(r"\| `(.+?)`", line)[1] for line in lines[2:]] == list(METHODS)
 
 
 def test_the_readme_shows_the_table():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert markdown_table() in readme
+    """If not: `make tables`."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert markdown_table(BUILT_IN) in readme and written_into(readme) == readme
+    assert written_into(readme.replace("Boissin", "Nobody")).count("Boissin") == readme.count("Boissin")

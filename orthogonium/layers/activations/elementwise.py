@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers.activations.axes import ISOMETRY, along, check_channels, positive_axis
+from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.whole import as_a_whole
@@ -119,6 +120,7 @@ class NActivation(nn.Module):
 
     guarantee = ISOMETRY
 
+    @also_named(in_channels="channels")
     def __init__(
         self,
         channels: int,

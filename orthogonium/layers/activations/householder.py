@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.layers.activations.axes import ISOMETRY, along, check_channels, halves
+from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.whole import as_a_whole
 
 _TURN = 2 * math.pi
@@ -129,6 +130,7 @@ class HouseHolder(_HouseHolder):
             [1., 4.]], grad_fn=...)
     """
 
+    @also_named(in_channels="channels")
     def __init__(
         self,
         channels: int,
@@ -169,6 +171,7 @@ class HouseHolder_Order_2(_HouseHolder):  # the published name
     True
     """
 
+    @also_named(in_channels="channels")
     def __init__(
         self,
         channels: int,

@@ -6,6 +6,7 @@ import torch
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
+from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.conv.block import ConvBlock
 from orthogonium.layers.slopes import Activation
 from orthogonium.methods.cpl import PotentialKernels
@@ -21,8 +22,8 @@ class CPLConv2d(ConvBlock):
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
     Args:
-        channels: of the images and of the result.
-        inner_channels: of the inner image; `channels` if None.
+        in_channels: of the images and of the result; also `channels`.
+        inner_channels: of the inner image; `in_channels` if None.
         kernel_size: of K, odd or even, an integer or one for each axis.
         dilation: distance of the taps.
         groups: number of groups of channels that do not mix; each has its own β.
@@ -31,6 +32,7 @@ class CPLConv2d(ConvBlock):
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
+        padding: only "same", or the integers that give as many outputs for every image size.
 
     >>> block = CPLConv2d(4, 8)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -38,9 +40,10 @@ class CPLConv2d(ConvBlock):
     True
     """
 
+    @also_named(channels="in_channels")
     def __init__(
         self,
-        channels: int,
+        in_channels: int,
         inner_channels: int | None = None,
         kernel_size: Size = 3,
         dilation: Size = 1,
@@ -52,11 +55,12 @@ class CPLConv2d(ConvBlock):
         device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
+        padding: Size | str = "same",
     ) -> None:
         super().__init__(activation)
-        inner = channels if inner_channels is None else inner_channels
-        core = ConvGeometry.of(self.dims, channels, inner, kernel_size, 1, dilation, groups)
-        self.set_residual(core, padding_mode)
+        inner = in_channels if inner_channels is None else inner_channels
+        core = ConvGeometry.of(self.dims, in_channels, inner, kernel_size, 1, dilation, groups)
+        self.set_residual(core, padding_mode, padding)
         self.constrain_weight(PotentialKernels(core, niter), bias, device, dtype, lipschitz)
 
 

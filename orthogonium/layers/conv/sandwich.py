@@ -37,6 +37,7 @@ class SandwichConv2d(ConvBlock):
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
+        padding: only "same", or the integers that give as many outputs for every image size.
 
     >>> layer = SandwichConv2d(3, 8, kernel_size=3, stride=2)
     >>> x, y = torch.randn(2, 1, 3, 9, 8)
@@ -63,6 +64,7 @@ class SandwichConv2d(ConvBlock):
         device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
+        padding: Size | str = "same",
     ) -> None:
         super().__init__(activation)
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
@@ -72,6 +74,7 @@ class SandwichConv2d(ConvBlock):
                 f"{geometry.dilation}: A and B meet on the coarse grid, on which a dilated kernel has no regular taps. "
                 "Set one of them to 1."
             )
+        self.check_padding(geometry, padding)
         kernels = SandwichKernels(geometry, ortho_params, scaled=bias or not is_homogeneous(self.activation))
         inner = Border.of(geometry, "same", padding_mode)
         coarse = Border.of(

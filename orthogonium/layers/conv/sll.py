@@ -12,6 +12,7 @@ import torch
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
+from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.conv.base import warn_depthwise
 from orthogonium.layers.conv.block import ConvBlock, inner_channels
 from orthogonium.layers.conv.padding import Border
@@ -29,7 +30,7 @@ class SDPBasedLipschitzResBlock(ConvBlock):
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
     Args:
-        cin: channels of the images and of the result.
+        cin: channels of the images and of the result; also `in_channels`.
         inner_dim_factor: inner channels, as a multiple of `cin`.
         kernel_size: of K, odd or even, an integer or one for each axis.
         groups: number of groups of channels that do not mix.
@@ -39,6 +40,7 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         activation: one with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (the original has one).
         lipschitz: the constant of the block, any positive number, by which its output is multiplied.
+        padding: only "same", or the integers that give as many outputs for every image size.
 
     >>> block = SDPBasedLipschitzResBlock(4, 2)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -46,6 +48,7 @@ class SDPBasedLipschitzResBlock(ConvBlock):
     True
     """
 
+    @also_named(in_channels="cin")
     def __init__(
         self,
         cin: int,
@@ -60,11 +63,12 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
+        padding: Size | str = "same",
     ) -> None:
         super().__init__(activation)
         inner = inner_channels(type(self).__name__, cin, inner_dim_factor, groups)
         core = ConvGeometry.of(self.dims, cin, inner, kernel_size, 1, dilation, groups)
-        self.set_residual(core, padding_mode)
+        self.set_residual(core, padding_mode, padding)
         self.constrain_weight(SDPKernels(core, niter), bias, device, dtype, lipschitz)
 
 
@@ -85,8 +89,8 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
     The arguments that are not listed are those of `SDPBasedLipschitzResBlock`.
 
     Args:
-        cin: channels of the images.
-        cout: channels of the result.
+        cin: channels of the images; also `in_channels`.
+        cout: channels of the result; also `out_channels`.
         inner_dim_factor: inner channels, as a multiple of `cin`.
         kernel_size: of A and C, odd or even, an integer or one for each axis.
         stride: of the block: the result has `⌈size / stride⌉` pixels.
@@ -100,6 +104,7 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
     True
     """
 
+    @also_named(in_channels="cin", out_channels="cout")
     def __init__(
         self,
         cin: int,
@@ -117,9 +122,11 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
         device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
+        padding: Size | str = "same",
     ) -> None:
         super().__init__(activation)
         geometry = ConvGeometry.of(self.dims, cin, cout, kernel_size, stride, dilation, groups)
+        self.check_padding(geometry, padding)
         inner = inner_channels(type(self).__name__, cin, inner_dim_factor, groups)
         outside = tuple(min(k, s) for k, s in zip(geometry.kernel_size, geometry.stride, strict=True))
         inside = tuple(k - b + 1 for k, b in zip(geometry.kernel_size, outside, strict=True))
@@ -180,6 +187,7 @@ class AOCLipschitzResBlock(ConvBlock):
         device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
+        padding: Size | str = "same",
     ) -> None:
         super().__init__(activation)
         inner = inner_channels(type(self).__name__, in_channels, inner_dim_factor, groups)
@@ -187,7 +195,7 @@ class AOCLipschitzResBlock(ConvBlock):
         kernels = OrthogonalResidual(core, ortho_params)
         if not kernels.orthogonal.trainable:
             warn_depthwise(type(self).__name__, core)
-        self.set_residual(core, padding_mode)
+        self.set_residual(core, padding_mode, padding)
         self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
 
