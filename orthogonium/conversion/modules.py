@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from orthogonium.certification.bound import survey
+from orthogonium.certification.rules.measured import PRODUCT
 from orthogonium.conversion.scaled import Scaled
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers import global_pooling, pooling
@@ -79,6 +80,8 @@ def replace(module: nn.Module, place: Place, activation: str) -> Result:
     kind = type(module)
     if isinstance(module, _HARMLESS) or kind.__module__.startswith("orthogonium."):
         return Result()
+    if isinstance(module, nn.MultiheadAttention):
+        raise CannotConvertError(" ".join(PRODUCT))
     if isinstance(module, nn.Softmax | nn.LogSoftmax) and place.at_the_end:
         return Result(nn.Identity(), note="certificates read logits; losses take them, too")
     if isinstance(module, RELU_LIKE) and activation == "maxmin":
@@ -146,9 +149,8 @@ def _centering(module: Any, place: Place) -> Result:
             return Result(LayerCentering(place.shape[0], **kind), note=note)
         if len(place.shape) == len(module.normalized_shape):
             return Result(LayerCentering(place.shape[0], (1, *spatial), **kind), note=note)
-        raise CannotConvertError(
-            "It normalizes the last axes only, which LayerCentering does not. Put channels on axis 1."
-        )
+        last = tuple(range(-len(module.normalized_shape), 0))
+        return Result(LayerCentering(place.shape[-1], last, axis=-1, **kind), note=note)
     if isinstance(module, nn.GroupNorm) and module.num_groups == 1:
         return Result(LayerCentering(place.shape[0], (1, *spatial), **kind), note=note)
     if isinstance(module, nn.GroupNorm):

@@ -1,5 +1,6 @@
 """Constrained layers and everything else a 1-Lipschitz network is made of, in one flat place to import from."""
 
+from orthogonium.layers.attention import DistanceAttention, TokenMixing, attention_constant, distance_attention
 from orthogonium.layers.channel_shuffle import ChannelShuffle
 from orthogonium.layers.conv.aoc import (
     AdaptiveOrthoConv1d,
@@ -250,6 +251,10 @@ __all__ = [
     "check_last_linear_layer_type",
     "conv_orthogonal_",
     "freeze",
+    "DistanceAttention",
+    "TokenMixing",
+    "attention_constant",
+    "distance_attention",
     "iResidual",
     "inverse",
     "normalize",

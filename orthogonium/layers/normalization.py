@@ -183,8 +183,10 @@ class LayerCentering(nn.Module):
     Guarantee: an orthogonal projection plus a translation, so 1-Lipschitz. Not an isometry: the mean is lost.
 
     Args:
-        num_features: number of channels `c`, on axis 1.
+        num_features: number of channels `c`.
         dim: the axes to average over instead, e.g. (1, 2, 3) for the mean LayerNorm uses on images. Not the batch axis.
+        axis: the axis that holds the channels. For tokens (batch, time, channels) it is -1: then the mean over time is
+            subtracted, and with `dim=-1`, too, that of each token over its channels, as in `nn.LayerNorm`.
         bias: whether to add `b`, initially 0.
         device: where the bias lives.
         dtype: its type.
@@ -192,6 +194,9 @@ class LayerCentering(nn.Module):
     >>> from orthogonium.layers.normalization import LayerCentering
     >>> y = LayerCentering(3)(torch.randn(2, 3, 8, 8) + 5)
     >>> bool(y.mean(dim=(2, 3)).abs().max() < 1e-5)
+    True
+    >>> tokens = LayerCentering(6, dim=-1, axis=-1)(torch.randn(2, 5, 6) + 5)
+    >>> bool(tokens.mean(dim=-1).abs().max() < 1e-5)
     True
     """
 
@@ -203,11 +208,16 @@ class LayerCentering(nn.Module):
         num_features: int,
         dim: int | tuple[int, ...] | None = None,
         *,
+        axis: int = 1,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if axis == 0:
+            raise ParameterError(
+                "LayerCentering: axis 0 holds the samples. Channels are on another: axis=1, or axis=-1."
+            )
         if num_features < 1:
             raise ParameterError(f"LayerCentering needs at least one channel: got num_features={num_features}.")
         axes = (dim,) if isinstance(dim, int) else dim
@@ -215,6 +225,7 @@ class LayerCentering(nn.Module):
             raise ParameterError(f"LayerCentering averages within a sample: dim={dim} must name axes other than 0.")
         self.num_features = num_features
         self.dim = axes
+        self.axis = axis
         self.register_parameter(
             "bias", nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if bias else None
         )
@@ -226,17 +237,31 @@ class LayerCentering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        check_channels(x, self.num_features, "LayerCentering")
-        axes = self.dim or tuple(range(2, x.dim())) or (1,)
+        channels = self._channel_axis(x)
+        axes = self.dim or tuple(a for a in range(1, x.dim()) if a != channels) or (channels,)
         if any(not -x.dim() < a < x.dim() for a in axes):
             raise ShapeError(f"LayerCentering averages over axes {axes}; an input of shape {tuple(x.shape)} lacks one.")
         y = x - x.mean(dim=axes, keepdim=True, dtype=precise(x.dtype))
-        return (y if self.bias is None else y + per_channel(self.bias, x)).to(x.dtype)
+        if self.bias is not None:
+            y = y + self.bias.reshape(-1, *[1] * (x.dim() - 1 - channels))
+        return y.to(x.dtype)
+
+    def _channel_axis(self, x: Tensor) -> int:
+        """The axis of the channels, counted from the first."""
+        inside = x.dim() >= 2 and -x.dim() < self.axis < x.dim()
+        if not inside or x.shape[self.axis] != self.num_features:
+            raise ShapeError(
+                f"LayerCentering was built for {self.num_features} channels on axis {self.axis} of two or more: got shape "
+                f"{tuple(x.shape)}. Name the axis that holds them (axis=-1 for tokens: batch, time, channels), or "
+                "build it with num_features equal to their number."
+            )
+        return self.axis % x.dim()
 
     def extra_repr(self) -> str:
         """The channels, and whatever is not the default."""
         parts = [f"{self.num_features}"]
         parts += [] if self.dim is None else [f"dim={self.dim}"]
+        parts += [] if self.axis == 1 else [f"axis={self.axis}"]
         parts += [] if self.bias is not None else ["bias=False"]
         return ", ".join(parts)
 

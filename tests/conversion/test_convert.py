@@ -201,9 +201,32 @@ def test_what_has_no_bound_is_refused_by_name():
     found = convert(Attention(), (5, 4))
     assert math.isinf(found.bound)
     reasons = {refusal.name: str(refusal) for refusal in found.refused}
-    assert "last axes" in reasons["norm"] and "product" in reasons["mul"] and "trained" in reasons["mul_1"]
-    assert "⚠ not converted: norm" in str(found) and "no Lipschitz constant is known" in str(found)
+    assert "norm" not in reasons and "product" in reasons["mul"] and "trained" in reasons["mul_1"]
+    assert "⚠ not converted: mul" in str(found) and "no Lipschitz constant is known" in str(found)
     assert isinstance(found.model.first, OrthoLinear)
+
+
+def test_layer_norm_of_the_last_axes():
+    """Of tokens (batch, time, channels): the mean of each over its channels is subtracted."""
+    plain = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4), nn.LayerNorm((5, 4)))
+    found = convert(plain, (5, 4))
+    assert found.bound <= 1 + 1e-4 and found.refused == ()
+    x = torch.randn(2, 5, 6)
+    torch.testing.assert_close(found.model.get_submodule("1")(x), x - x.mean(-1, keepdim=True))
+
+
+def test_attention_is_refused_with_what_to_take_instead():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    found = convert(Plain(), (5, 8))
+    assert math.isinf(found.bound)
+    assert any("DistanceAttention" in str(refusal) for refusal in found.refused)
 
 
 class ByValue(nn.Module):

@@ -220,7 +220,7 @@ def test_bad_arguments_are_rejected():
             layer(3)(torch.randn(1, 3))
     for layer in (BatchCentering(3), BatchLipNorm(3), LayerCentering(3)):
         for shape in [(4, 5), (3,), (4, 5, 3)]:
-            with pytest.raises(ShapeError, match=r"\(n, 3, …\)"):
+            with pytest.raises(ShapeError, match=r"built for.* 3"):
                 layer(torch.randn(shape))
     with pytest.raises(ParameterError, match="eps"):
         BatchLipNorm(3, eps=0)
@@ -285,3 +285,27 @@ def _compare_with_one_process(rank):
 
 def test_statistics_of_two_processes_are_those_of_the_global_batch(tmp_path):
     run_distributed(_compare_with_one_process, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_layer_centering_of_tokens(dtype):
+    """(batch, time, channels): over time, or over the channels of each token as LayerNorm does; the bias is of channels."""
+    x = torch.randn(2, 5, 6, dtype=dtype)
+    over_time, over_channels = LayerCentering(6, axis=-1, dtype=dtype), LayerCentering(6, dim=-1, axis=-1, dtype=dtype)
+    torch.testing.assert_close(over_time(x), x - x.mean(1, keepdim=True))
+    torch.testing.assert_close(over_channels(x), x - x.mean(-1, keepdim=True))
+    b = torch.randn(6, dtype=dtype)
+    for layer in (over_time, over_channels):
+        before = layer(x)
+        nn.init.zeros_(layer.bias).data.add_(b)
+        torch.testing.assert_close(layer(x), before + b)
+        assert singular_values(layer, x)[0] <= 1 + 1e-6
+    assert str(over_channels) == "LayerCentering(6, dim=(-1,), axis=-1)"
+    torch.testing.assert_close(LayerCentering(6, axis=2, bias=False)(x), x - x.mean(1, keepdim=True))
+    torch.testing.assert_close(LayerCentering(6, axis=-1)(x[0].float()), (x[0] - x[0].mean(1, keepdim=True)).float())
+    with pytest.raises(ShapeError, match="axis=-1 for tokens"):
+        LayerCentering(6)(x)
+    with pytest.raises(ShapeError, match="6 channels on axis 3"):
+        LayerCentering(6, axis=3)(x)
+    with pytest.raises(ParameterError, match="holds the samples"):
+        LayerCentering(6, axis=0)

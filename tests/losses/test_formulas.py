@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from orthogonium import losses
-from orthogonium.errors import ParameterError
+from orthogonium.errors import NumericalWarning, ParameterError
 from tests.losses.batches import CLASSES, batch
 
 
@@ -120,8 +120,20 @@ def test_classes_absent_from_the_batch_are_left_out():
     loss = losses.HKRMulticlassLoss(0.5)(logits, torch.zeros(3, dtype=torch.long))
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
-    scores = torch.randn(3)
-    assert torch.allclose(losses.KRLoss()(scores, torch.ones(3)), -scores.mean())
+
+
+@pytest.mark.parametrize("labels,which", [([1, 1, 1], "positive"), ([0, 0, 0], "negative"), ([-1, -1, -1], "negative")])
+def test_a_batch_of_one_class_says_so(labels, which):
+    """KR has no second mean then: what is left is that of one class, and the warning has the line of the caller."""
+    scores, labels = torch.randn(3), torch.tensor(labels)
+    for loss in (losses.KRLoss(), losses.HKRLoss(0.5)):
+        with pytest.warns(NumericalWarning, match=f"All 3 labels are {which}") as found:
+            value = loss(scores, labels)
+        assert found[0].filename == __file__ and value.isfinite()
+    with pytest.warns(NumericalWarning):
+        assert torch.allclose(losses.KRLoss()(scores, labels), -scores.mean() * (1 if which == "positive" else -1))
+    losses.KRLoss()(scores, torch.tensor([1, 1, 0]))  # warnings are errors here
+    losses.KRLoss()(scores, torch.full((3,), 0.5))
 
 
 def test_soft_hkr():

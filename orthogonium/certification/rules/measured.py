@@ -15,7 +15,11 @@ from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.spectral import Spectrum, convolution, spectrum
 
-PRODUCT = ("The product of two values (Attention is one) is not Lipschitz.", "Use OrthoLinear, or a constant matrix.")
+PRODUCT = (
+    "The product of two values is not Lipschitz: its derivative grows with them. That of queries and keys is one, so that "
+    "nn.MultiheadAttention has no constant.",
+    "Use DistanceAttention or TokenMixing in the place of attention, OrthoLinear or a constant matrix elsewhere.",
+)
 
 _SHARP = 1e-3  # an isometry that is known to within this need not be known better
 _QUICK = 1e9  # floating point operations that exact spectra may cost, one for each layer

@@ -21,6 +21,7 @@ from orthogonium.certification.tracked import Tracked
 from orthogonium.layers.activations.elementwise import absolute, concatenated_relu, n_activation
 from orthogonium.layers.activations.householder import householder, householder_order_2
 from orthogonium.layers.activations.sorting import group_sort, max_min, relu_max_min
+from orthogonium.layers.attention import attention_constant, distance_attention
 from orthogonium.layers.block import DenseBlock
 from orthogonium.layers.conv.block import ConvBlock
 from orthogonium.layers.conv.padding import unwrap
@@ -62,6 +63,27 @@ def _named(call: Any) -> dict[str, Any]:
     if module is None or guarantee is None:
         return {}
     return {"operation": type(module).__name__.removeprefix("Parametrized"), "guarantee": str(guarantee)}
+
+
+def attention(call: Any) -> Any:
+    """Attention by distance: by theorem, Note [Attention] of `layers/attention.py`."""
+    _settings(call)
+    x, sharpness, step = (*call.args, 1.0)[:3]
+    if not isinstance(x, Tracked) or x.constant or x.dim() != 3:
+        return NotImplemented
+    value = sharpness.value if isinstance(sharpness, Tracked) else sharpness
+    if not bool((value >= 0).all()) or not 0 < step < math.inf:
+        raise NoBound("Its sharpness or its step is negative.", "Use DistanceAttention.")
+    owner = call.together(x, (1, 2))
+    owner = None if owner is None else owner.expand(call.output.shape)
+    factor = attention_constant(step)
+    # A weight is off by a relative (channels + 3)t/2 + 4 units, and te^(-t/2) ≤ 1; tokens are summed up twice.
+    factors = product_roundoff(x.dtype, x.device, False)
+    unit = sum_roundoff(x.shape[1] + x.shape[2] + 16, unit_roundoff(x.dtype), factors)
+    inside = 1 + 2 * step
+    local = Local(2 * unit * inside, call.rounded(4.0).written, inside, unit=factors)
+    step_of_report = {"kind": "guarantee", "factor": factor, "method": "theorem"} | _named(call)
+    return Effect((x.form().scaled(factor**2 * (1 + 1e-15)),), owner, local, None, step_of_report)
 
 
 def folded(call: Any) -> Any:
@@ -211,6 +233,7 @@ def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> t
 
 
 WHOLES: dict[Any, Any] = {
+    distance_attention: attention,
     DenseBlock.forward: block,
     ConvBlock.forward: block,
     max_min: isometric(0.0, 1),
