@@ -1,14 +1,14 @@
 """What each fast path gains: a whole network with all of them, against the same network without one.
 
 Run with `.venv/bin/python -m benchmarks.ablation`. A path that gains less than 5% is not worth its lines. What counts is the
-processor time of one thread, which other processes hardly change; both networks take turns.
+processor time of one thread, which other processes hardly change (on another device, time); both networks take turns.
 """
 
 import time
 from unittest import mock
 
 from benchmarks.network import evaluation, training
-from benchmarks.side_by_side import table
+from benchmarks.side_by_side import chosen_device, table, timed, use_device
 
 
 def plainly(function, *inputs):
@@ -72,8 +72,8 @@ def fastest(jobs: dict, rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for name, job in jobs.items():
             begin = time.thread_time()
-            job()
-            best[name] = min(best[name], time.thread_time() - begin)
+            elapsed, _ = timed(job, chosen_device())
+            best[name] = min(best[name], time.thread_time() - begin if chosen_device() == "cpu" else elapsed)
     return best
 
 
@@ -81,6 +81,7 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
+    use_device(chosen_device())
     rows = []
     for name, path, job, kind, mode, batch in ROWS:
         jobs = {

@@ -1,13 +1,13 @@
-"""What `certify` costs beside plain inference, by a shipped network: `python -m benchmarks.certify_cost [images]`."""
+"""What `certify` costs beside plain inference, by a shipped network: `python -m benchmarks.certify_cost`."""
 
 from __future__ import annotations
 
-import sys
-import time
+import argparse
 from collections.abc import Callable
 
 import torch
 
+from benchmarks.side_by_side import chosen_device, timed, use_device
 from orthogonium import certify
 from orthogonium.models import create_model
 
@@ -15,17 +15,11 @@ _BATCH = 128
 _ROUNDS = 3
 
 
-def _seconds(job: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    job()
-    return time.perf_counter() - start
-
-
 @torch.no_grad()
-def main(images: int = 10_000) -> None:
+def main(images: int, device: str) -> None:
     """Plain inference and certificates in turns; the fastest round of each counts."""
     model = create_model("aocnet_tiny_cifar10", pretrained=True).eval()
-    x = torch.rand(images, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(images, 3, 32, 32, generator=torch.Generator(device).manual_seed(0))
     loader = [(part, torch.zeros(len(part), dtype=torch.long)) for part in x.split(_BATCH)]
 
     def infer() -> None:
@@ -42,11 +36,14 @@ def main(images: int = 10_000) -> None:
     best = dict.fromkeys(jobs, float("inf"))
     for _ in range(_ROUNDS):
         for name, job in jobs.items():
-            best[name] = min(best[name], _seconds(job))
+            best[name] = min(best[name], timed(job, device)[0])
     print(f"{images} images of 3×32×32, batches of {_BATCH}\n\n| | s | × plain |\n|---|---|---|")
     for name, seconds in best.items():
         print(f"| {name} | {seconds:.1f} | {seconds / best['plain inference']:.2f} |")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=10_000)
+    use_device(chosen_device())
+    main(parser.parse_known_args()[0].images, chosen_device())

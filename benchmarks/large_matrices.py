@@ -7,10 +7,9 @@ import importlib
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from benchmarks.side_by_side import chosen_device, in_process, synchronize, table
+from benchmarks.side_by_side import chosen_device, in_process, table, timed
 
 SIZES = [(2048, 2048), (4096, 4096), (30000, 50), (50, 30000)]
 GEOTORCH = Path(__file__).parents[1] / ".geotorch"
@@ -28,7 +27,6 @@ def cost(kind: str, rows: int, columns: int, calls: int, device: str) -> tuple[f
     from torch import nn
 
     torch.manual_seed(0)
-    torch.set_default_device(device)
     if kind == "OrthoLinear":
         from orthogonium.layers import OrthoLinear
 
@@ -44,10 +42,7 @@ def cost(kind: str, rows: int, columns: int, calls: int, device: str) -> tuple[f
     best = float("inf")
     for _ in range(calls):
         layer.zero_grad()
-        start = time.perf_counter()
-        layer.weight.backward(gradient)
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, timed(lambda: layer.weight.backward(gradient), device)[0])
     return best, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 

@@ -3,16 +3,16 @@
 The original solves a linear system per frequency of the image at every call; the explicit kernel is built once per
 step (once in eval), whatever the image. Prints a markdown table; each cell is the median over interleaved runs.
 
-    python benchmarks/sandwich_cost.py [--channels 32] [--batch 1] [--repeats 3] [--threads 1] [--sizes 32 64 224]
+    python -m benchmarks.sandwich_cost [--channels 32] [--batch 1] [--repeats 3] [--threads 1] [--sizes 32 64 224]
 """
 
 import argparse
 import statistics
 import sys
-import time
 
 import torch
 
+from benchmarks.side_by_side import chosen_device, timed, use_device
 from orthogonium.layers.conv.sandwich import SandwichConv2d
 from orthogonium.legacy import SandwichConv
 
@@ -30,9 +30,7 @@ def infer(layer, x):
 
 
 def milliseconds(run, layer, x):
-    start = time.perf_counter()
-    run(layer, x)
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * timed(lambda: run(layer, x), chosen_device())[0]
 
 
 def main():
@@ -42,7 +40,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64, 224])
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()
+    use_device(chosen_device())
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     c = options.channels

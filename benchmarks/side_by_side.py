@@ -13,7 +13,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 PEER = Path(__file__).parents[1] / ".peer"
 PEER_VERSION = "0.0.4"
@@ -24,7 +26,7 @@ TURN = 0.2  # seconds that a contestant repeats its job for: the first call afte
 
 
 def chosen_device() -> str:
-    """What `--device` says: the device on which tensors are made and timed, of any benchmark that races."""
+    """What `--device` says: the device on which benchmarks make their tensors and time."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", default="cpu")
     return parser.parse_known_args()[0].device
@@ -38,6 +40,15 @@ def synchronize(device: str) -> None:
         torch.accelerator.synchronize()
 
 
+def timed(job: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Seconds that a job takes until the device has done all of it, and what it returns."""
+    synchronize(device)
+    start = time.perf_counter()
+    result = job()
+    synchronize(device)
+    return time.perf_counter() - start, result
+
+
 def install_peer() -> None:
     """Put the published library into a directory of its own."""
     if not (PEER / "orthogonium").exists():
@@ -49,7 +60,7 @@ def in_process(peer: bool, function: str, *arguments):
     """What a function ("module:function") returns in a process of its own, with our library or the published one."""
     context = multiprocessing.get_context("spawn")
     end, other = context.Pipe()
-    process = context.Process(target=_answer, args=(other, peer, function, arguments), daemon=True)
+    process = context.Process(target=_answer, args=(other, peer, function, arguments, chosen_device()), daemon=True)
     process.start()
     other.close()  # so that the end of the process is noticed
     result = end.recv()
@@ -57,9 +68,17 @@ def in_process(peer: bool, function: str, *arguments):
     return result
 
 
-def _answer(connection, peer: bool, function: str, arguments) -> None:
+def use_device(device: str) -> None:
+    """Make tensors there from now on."""
+    import torch
+
+    torch.set_default_device(device)
+
+
+def _answer(connection, peer: bool, function: str, arguments, device: str) -> None:
     if peer:
         sys.path.insert(0, str(PEER))
+    use_device(device)
     connection.send(named(function)(*arguments))
 
 
@@ -75,7 +94,7 @@ def _serve(connection, peer: bool, contestants: dict[str, tuple[str, dict]], thr
     import torch
 
     torch.set_num_threads(threads)
-    torch.set_default_device(device)
+    use_device(device)
     jobs = {}
     for name, (contestant, arguments) in contestants.items():
         torch.manual_seed(0)
@@ -85,10 +104,8 @@ def _serve(connection, peer: bool, contestants: dict[str, tuple[str, dict]], thr
     while (name := connection.recv()) is not None:
         begin, best = time.perf_counter(), float("inf")
         while time.perf_counter() < begin + TURN:
-            start = time.perf_counter()
-            result = jobs[name]()
-            synchronize(device)
-            best = min(best, time.perf_counter() - start)
+            seconds, result = timed(jobs[name], device)
+            best = min(best, seconds)
         connection.send((best, result))
 
 

@@ -1,27 +1,23 @@
 """How long the certified bound of a convolution takes, how sharp it is, and that images do not matter.
 
-python benchmarks/spectral_bound.py [--threads 2] [--channels 512]
+python -m benchmarks.spectral_bound [--threads 2] [--channels 512] [--device cpu]
 
 A line gives the best of three runs. "excess" is relative to the largest norm of K(ω) at the frequencies 2πm/64,
 found by Lanczos: a number from below, so the true excess is at most what is shown.
 """
 
 import argparse
-import time
 
 import torch
 from torch import nn
 
+from benchmarks.side_by_side import chosen_device, timed, use_device
 from orthogonium.spectral import convolution, gram_bound, grid_bound, lanczos, norm_bound, spectrum
 
 
 def best_of_three(call):
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        result = call()
-        seconds.append(time.perf_counter() - start)
-    return result, min(seconds)
+    runs = [timed(call, chosen_device()) for _ in range(3)]
+    return runs[0][1], min(seconds for seconds, _ in runs)
 
 
 def from_below(weight, image):
@@ -46,7 +42,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--channels", type=int, default=512)
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()
+    use_device(chosen_device())
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     c = options.channels

@@ -83,7 +83,10 @@ def recurrent(kind: str, batch: int, steps: int = 200, units: int = 128):
 
 def preset(kind: str):
     """A training step of `cifar10-cpu-30min`, or of its copy with plain weights."""
-    return _model_step("aocnet_tiny", (3, 32, 32), 10, kind, 128)
+    from orthogonium.recipes.presets import PRESETS
+
+    recipe = PRESETS["cifar10-cpu-30min"]
+    return _model_step(recipe.model, (3, 32, 32), 10, kind, recipe.batch_size, recipe.model_options)
 
 
 def residual(kind: str, batch: int):
@@ -91,14 +94,14 @@ def residual(kind: str, batch: int):
     return _model_step("aocnet_v1", (3, 224, 224), 1000, kind, batch)
 
 
-def _model_step(name: str, shape: tuple, classes: int, kind: str, batch: int):
+def _model_step(name: str, shape: tuple, classes: int, kind: str, batch: int, options: dict | None = None):
     import torch
 
     from orthogonium import build_together
     from orthogonium.layers import freeze
     from orthogonium.models import create_model
 
-    model = create_model(name, shape, classes)
+    model = create_model(name, shape, classes, **(options or {}))
     if kind == "plain":
         model = freeze(model).requires_grad_()
     elif kind == "together":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,13 +12,20 @@ from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
-from orthogonium.layers.parametrization import Constrained, constrain
+from orthogonium.layers.parametrization import Constrained, Source, constrain
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
+from orthogonium.linalg.in_turn import apply_orthonormal_rows
+from orthogonium.linalg.precision import autocasts, has_values, may_look
+from orthogonium.linalg.products import products_are_rounded
+from orthogonium.linalg.triangular import BatchedCholeskyOrthogonalization
 from orthogonium.methods.aol import AlmostOrthogonalKernel
+from orthogonium.methods.batches import kind
 from orthogonium.methods.rko import OrthogonalMatrix
 from orthogonium.methods.spectral import UnitBall, UnitRows
 
 __path__: list[str] = []  # Note [Published paths] of `published/paths.py`
+
+_FEWEST_NUMBERS = 2**16  # of a weight: with fewer, operators cost more than their arithmetic
 
 
 class _ConstrainedLinear(Constrained, nn.Linear):
@@ -94,6 +103,35 @@ class OrthoLinear(_ConstrainedLinear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params), lipschitz)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`xWᵀ + b`, of wide layers in training without W: Note [Without W] of `linalg/in_turn.py`."""
+        source = self.source()
+        if not self._pays_in_turn(x, source):
+            return F.linear(x, self.weight_of(source), self.bias)
+        assert source is not None
+        y = apply_orthonormal_rows(x.reshape(-1, self.in_features), source[1][0])
+        y = y.reshape(*x.shape[:-1], self.out_features)
+        y = y if self.lipschitz == 1 else self.lipschitz * y
+        return y if self.bias is None else y + self.bias
+
+    def _pays_in_turn(self, x: Tensor, source: Source | None) -> bool:
+        if source is None or self.in_features < 4 * self.out_features:
+            return False
+        if self.in_features * self.out_features < _FEWEST_NUMBERS or 4 * x.numel() > self.in_features**2:
+            return False
+        constraint, raw = source[0], source[1][0]
+        if not may_look(raw) or not has_values(x) or autocasts(x) or products_are_rounded():
+            return False
+        own: Any = constraint.kernel.orthogonalize
+        if type(own) is not BatchedCholeskyOrthogonalization or not own.stable or kind(constraint.kernel) is None:
+            return False
+        if constraint.keeps(source[1]) or constraint.supplied(source[1]) is not None:
+            return False
+        # Errors are those of the product with the weight.
+        tensors = (raw, x) if self.bias is None else (raw, x, self.bias)
+        fits = x.dim() > 0 and x.shape[-1] == self.in_features and raw.dtype.itemsize >= 4
+        return fits and len({(t.dtype, t.device) for t in tensors}) == 1
 
     @property
     def guarantee(self) -> Guarantee:

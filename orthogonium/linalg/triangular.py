@@ -10,15 +10,22 @@ Tall matrices are transposed: their columns are orthonormalized.
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
 A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
-κ ≤ 5e3 (2e7 in float64) and three serve κ ≤ 1e6. The shift is part of every pass: it keeps rank-deficient input finite (lost
-directions come out as zero), and what it takes from the other directions is given back in the later passes.
+κ ≤ 5e3 (2e7 in float64) and three serve κ ≤ 1e6. The shift keeps rank-deficient input finite (lost directions come out as
+zero), and what it takes from the other directions is given back in the later passes.
 
 Note [Passes]
-After the first pass no singular value exceeds 1, so that `r − trace(XXᵀ)` bounds what is missing of the smallest one: where
-it is below ½ at the beginning of a pass, that pass is exact to a few eps, and the last one. So the processor counts as it
-goes. However orthonormal W is, it is off by κ·eps/10 from the factor of X, and so are gradients. Hence where float32 needs a
-third pass, the processor starts again in float64. There it goes up to four, and warns if that was not enough. To look at
-values would make an accelerator wait: there, and where there are no values, it is always three, in the precision of X.
+A processor looks at what a pass leaves. Without a shift one is enough for κ ≤ 6 or so, which is what training makes of most
+matrices that are not square (of the CIFAR-10 network that comes with the library: of all but one). A second one is exact to
+a few eps if the first left 4e-3 at most. However orthonormal W is, it is off by κ·eps/10 from the factor of X, and so are
+gradients. Hence what needs more in float32 starts again in float64. There more means shifted passes, up to four. No singular
+value exceeds 1 after the first of them, so that `r − trace(XXᵀ)` bounds what is missing of the smallest one: where it is
+below ½ at the beginning of a pass, that pass is the last one. If four were not enough, it warns. To look at values would
+make an accelerator wait: there, and where there are no values, it is always three shifted passes, in the precision of X.
+
+Note [What a pass leaves]
+`E = WWᵀ − I` itself costs as much as half a pass. Its norm is estimated by two steps of the power method from eight random
+vectors: `‖E²v‖ / ‖Ev‖`, two thirds of ‖E‖ for what rounding leaves, and a fifth of it at worst (one direction that is far
+off among thousands). So with 16 eps, singular values are off by 1e-6, and by less than 1e-5 at worst, in float32.
 
 Note [Preconditioning]
 Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives of
@@ -34,7 +41,7 @@ gives it, backward the transpose of a product. Otherwise it takes 1.5 times as l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -57,8 +64,10 @@ from orthogonium.linalg.precision import (
 
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
+ENOUGH = 16.0  # what the last pass may leave, in units of eps
+_LITTLE = 4e-3  # what the second to last may leave in float32, for gradients that are good to 1e-5, and in float64
 
-Factorization: TypeAlias = tuple[Tensor, Tensor, Tensor]  # W, Lᵀ, s with X = s·LW
+Factorization: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # W, Lᵀ, s with X = s·LW; None for s = 1
 Algorithm: TypeAlias = Callable[[Tensor], Factorization]  # (b, r, c) → (b, r, c), (b, r, r), any shape for s
 
 
@@ -72,34 +81,71 @@ def _cholesky_rows(x: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:  # (b, r, 
     return torch.linalg.solve_triangular(upper, x.mT, upper=True, left=False).mT, upper
 
 
-def _cholesky_passes(x: Tensor, passes: int | None, name: str) -> Factorization:
-    """`W`, `Lᵀ` and the scale of `X`, by one pass or as many as it takes. Note [Shifted Cholesky], Note [Passes].
+def _passes(x: Tensor) -> Factorization:
+    """Orthonormal rows by as many passes as it takes. Note [Passes].
 
     What was ill-conditioned in float32 comes back in float64.
     """
-    eps = torch.finfo(x.dtype).eps
-    scale, start = magnitude(x), x
+    if not may_look(x):
+        return _shifted_passes(x, _BLIND_PASSES)
+    w, upper = _cholesky_rows(x, torch.bmm(x, x.mT))
+    left = _deviation(w)
+    if not left <= _LITTLE:  # perhaps it is not a number: a Gram matrix that overflows, or is not positive
+        return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
+    if left > ENOUGH * torch.finfo(x.dtype).eps:
+        w, factor = _cholesky_rows(w, torch.bmm(w, w.mT))
+        upper = torch.bmm(factor, upper)
+    return w, upper, None
+
+
+def _deviation(w: Tensor) -> float:  # (b, r, c)
+    """About ‖WWᵀ − I‖, of the worst of the matrices. Note [What a pass leaves]."""
+    return power_steps(lambda v: torch.bmm(torch.bmm(v, w), w.mT), w)
+
+
+def power_steps(gram: Callable[[Tensor], Tensor], like: Tensor) -> float:  # (b, r, c)
+    """About ‖G − I‖ for the worst of b Gram matrices `(r, r)`, which are applied to rows `(b, 8, r)`."""
+    after = _probes(like.shape[1], like.dtype).expand(like.shape[0], -1, -1)
+    for _ in range(2):
+        before, after = after, gram(after) - after
+    tiny = torch.finfo(like.dtype).tiny
+    ratio = torch.linalg.vector_norm(after, dim=-1) / torch.linalg.vector_norm(before, dim=-1).clamp_min(tiny)
+    return ratio.max().item()
+
+
+@lru_cache
+def _probes(rank: int, dtype: torch.dtype) -> Tensor:
+    """Eight random vectors, the same at each call."""
+    with torch.inference_mode(False):
+        return torch.randn(8, rank, dtype=dtype, device="cpu", generator=torch.Generator().manual_seed(0))
+
+
+def _shifted_passes(x: Tensor, most: int) -> Factorization:
+    """The same by shifted passes, all of them blindly, or until nothing is missing. Note [Shifted Cholesky]."""
+    eps, rank = torch.finfo(x.dtype).eps, x.shape[1]
+    scale = magnitude(x)
     x = x / scale
-    rank = x.shape[1]
     gram = torch.bmm(x, x.mT)
     # The largest row sum bounds ‖XXᵀ‖; the floor keeps zero input finite.
     shift = gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps).mul(_SHIFT * eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
     x, upper = _cholesky_rows(x, gram)
     looks = may_look(x)
-    most = passes or (_MOST_PASSES if looks else _BLIND_PASSES)
     for done in range(1, most):
         gram = _shifted_gram(x)
         missing = rank - gram.diagonal(dim1=-2, dim2=-1).sum(-1).min().item() if looks else 0.0
-        if missing > 0.5 and x.dtype == torch.float32:
-            return _cholesky_passes(start.double(), passes, name)
         x, factor = _cholesky_rows(x, gram)
         upper = torch.bmm(factor, upper)
         if looks and missing <= 0.5:
             break
         if looks and done == most - 1:
-            warn_of_deficiency(name, missing, rank)
+            warn_of_deficiency("cholesky", missing, rank)
     return x, upper, scale
+
+
+def lower_to_symmetric(a: Tensor) -> Tensor:
+    """The symmetric matrix with the lower triangle of `a`."""
+    return a.tril() + a.tril(-1).mT
 
 
 def _shifted_gram(x: Tensor) -> Tensor:
@@ -122,11 +168,10 @@ def _householder(x: Tensor) -> Factorization:  # (b, r, c)
     info = torch.finfo(x.dtype)
     floor = (info.eps * upper.abs().amax((-2, -1), keepdim=True)).clamp_min(info.eps**2)[..., 0]
     upper = upper + torch.diag_embed((floor - diagonal).clamp_min(0))
-    return (q * sign[..., None, :]).mT, upper, x.new_ones(())
+    return (q * sign[..., None, :]).mT, upper, None
 
 
-_CHOLESKY = partial(_cholesky_passes, passes=None, name="cholesky")
-_ONE_PASS = partial(_cholesky_passes, passes=1, name="cholesky")
+_ONE_PASS = partial(_shifted_passes, most=1)
 
 
 class _GramSchmidt(HandWritten):
@@ -135,24 +180,25 @@ class _GramSchmidt(HandWritten):
     @staticmethod
     def compute(x: Tensor, factorize: Algorithm) -> tuple[Tensor, list[Tensor]]:
         w, upper, scale = factorize(_batch(x))
-        return w.to(x.dtype).reshape(x.shape), [w, upper, scale]
+        return w.to(x.dtype).reshape(x.shape), [w, upper] if scale is None else [w, upper, scale]
 
     @staticmethod
     def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor, None]:
-        w, upper, scale = saved
+        w, upper, *scale = saved
         g = _batch(grad).to(w.dtype)
-        inner = torch.bmm(g, w.mT)
-        inner = inner.tril() + inner.tril(-1).mT
-        rest = torch.baddbmm(g, inner, w, alpha=-1)
+        rest = torch.baddbmm(g, lower_to_symmetric(torch.bmm(g, w.mT)), w, alpha=-1)
         grad_x = torch.linalg.solve_triangular(upper.mT, rest.mT, upper=False, left=False).mT
-        return (grad_x / scale).to(grad.dtype).reshape(grad.shape), None
+        for s in scale:
+            grad_x = grad_x / s
+        return grad_x.to(grad.dtype).reshape(grad.shape), None
 
     @classmethod
     def plain(cls, x: Tensor, factorize: Algorithm) -> Tensor:
         """Note [Preconditioning]."""
         flat = _batch(x)
         w, upper, scale = factorize(flat.detach())
-        y = torch.linalg.solve_triangular(upper, (flat.to(w.dtype) / scale).mT, upper=True, left=False).mT
+        flat = flat.to(w.dtype) if scale is None else flat.to(w.dtype) / scale
+        y = torch.linalg.solve_triangular(upper, flat.mT, upper=True, left=False).mT
         y, _ = _cholesky_rows(y, _shifted_gram(y))
         # The derivatives of y, the value of the algorithm.
         return (w + (y - y.detach())).to(x.dtype).reshape(x.shape)
@@ -181,7 +227,7 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     if w.numel() == 0:
         return w
     tall = w.shape[-2] >= w.shape[-1]
-    rows = evaluate(_GramSchmidt, w.mT if tall else w, _CHOLESKY if stable else _ONE_PASS)
+    rows = evaluate(_GramSchmidt, w.mT if tall else w, _passes if stable else _ONE_PASS)
     if not stable:  # else the passes warn themselves
         warn_if_deficient(rows, "cholesky")
     return rows.mT if tall else rows
