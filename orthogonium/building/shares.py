@@ -30,6 +30,7 @@ from orthogonium.layers.parametrization import Source
 from orthogonium.linalg.products import full_arithmetic
 from orthogonium.methods.kernel import Kernels
 
+_LARGE = 2**18  # numbers of a tensor that is sent by itself
 _compared: WeakSet[nn.Module] = WeakSet()  # models whose parameters are the same on all ranks
 
 
@@ -63,11 +64,21 @@ def assign(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def _by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of the tensors that fit into one buffer."""
+    """Which tensors are sent as one buffer: small ones of one dtype and device. Large ones are, without a copy."""
     kinds: dict[Any, list[int]] = {}
     for i, t in enumerate(tensors):
-        kinds.setdefault((t.dtype, t.device), []).append(i)
+        kinds.setdefault((t.dtype, t.device, i if t.numel() >= _LARGE else None), []).append(i)
     return list(kinds.values())
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].flatten() if len(tensors) == 1 else torch.cat([t.flatten() for t in tensors])
+
+
+def _split(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a buffer, as tensors of these shapes."""
+    parts = buffer.split([t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
 
 
 class Shares:
@@ -145,45 +156,49 @@ class Shares:
         self, like: Sequence[Tensor], grads: Sequence[Tensor | None], places: Sequence[int]
     ) -> dict[int, Tensor]:
         """The mean of the gradient of each weight that this rank owns, by its place."""
-        mean: dict[int, Tensor] = {}
         full = [torch.zeros_like(t) if g is None else g for t, g in zip(like, grads, strict=True)]
-        for kind in _by_kind(like):
-            for rank in range(self.size):
-                share = [j for j in kind if self.owners[places[j]] == rank]
-                if share:
-                    total = torch.cat([full[j].flatten() for j in share])
-                    dist.reduce(total, dist.get_global_rank(self.group, rank), group=self.group)
-                    if rank == self.rank:
-                        parts = (total / self.size).split([full[j].numel() for j in share])
-                        mean |= {places[j]: t.view(full[j].shape) for j, t in zip(share, parts, strict=True)}
-        return mean
+        sums = self._sum(full)
+        return {
+            place: total / self.size
+            for place, total in zip(places, sums, strict=True)
+            if self.owners[place] == self.rank
+        }
+
+    def _sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Each tensor, added up over all ranks; may write to it."""
+        found, buffers = list(tensors), []
+        for kind in _by_kind(tensors):
+            own = [tensors[i] for i in kind]
+            buffer = _flat(own)
+            buffers.append((kind, own, buffer, dist.all_reduce(buffer, group=self.group, async_op=True)))
+        for kind, own, buffer, work in buffers:
+            work.wait()
+            for i, part in zip(kind, _split(buffer, own), strict=True):
+                found[i] = part
+        return found
 
     def _average_others(self, parameters: Sequence[Tensor]) -> None:
         for p in parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         grads: list[Any] = [p.grad for p in parameters]
-        for kind in _by_kind(grads):
-            total = torch.cat([grads[i].flatten() for i in kind])
-            dist.all_reduce(total, group=self.group)
-            for i, part in zip(kind, (total / self.size).split([grads[i].numel() for i in kind]), strict=True):
-                grads[i].copy_(part.view(grads[i].shape))
+        for grad, total in zip(grads, self._sum(grads), strict=True):
+            grad.copy_(total / self.size)
 
     def _gather(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> list[Tensor]:
         """Each tensor as its owner has it; those of others say its shape, dtype and device."""
-        found = list(tensors)
+        found, works = list(tensors), []
         for kind in _by_kind(tensors):
-            shares = [[i for i in kind if owners[i] == rank] for rank in range(self.size)]
-            longest = max(sum(tensors[i].numel() for i in share) for share in shares)
-            own = tensors[kind[0]].new_zeros(longest)
-            mine = shares[self.rank]
-            torch.cat(
-                [tensors[i].flatten() for i in mine] or [own[:0]], out=own[: sum(tensors[i].numel() for i in mine)]
-            )
-            buffers = [torch.empty_like(own) for _ in range(self.size)]
-            dist.all_gather(buffers, own, group=self.group)
-            for share, buffer in zip(shares, buffers, strict=True):
-                sizes = [tensors[i].numel() for i in share]
-                for i, part in zip(share, buffer[: sum(sizes)].split(sizes), strict=True):
-                    found[i] = part.view(tensors[i].shape)
+            for rank in range(self.size):
+                places = [i for i in kind if owners[i] == rank]
+                if not places:
+                    continue
+                share = [tensors[i] for i in places]
+                buffer = _flat(share) if rank == self.rank else share[0].new_empty(sum(t.numel() for t in share))
+                source = dist.get_global_rank(self.group, rank)
+                works.append(dist.broadcast(buffer, source, group=self.group, async_op=True))
+                for i, part in zip(places, _split(buffer, share), strict=True):
+                    found[i] = part
+        for work in works:
+            work.wait()
         return found
