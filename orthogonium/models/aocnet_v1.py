@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from orthogonium.class_param import ClassParam
+from orthogonium.errors import ParameterError
 from orthogonium.layers import PrescaledAdditiveResidual
 from orthogonium.models.lip_resnet import residual
 from orthogonium.models.network_parts import Factory, check_image, halved
@@ -44,7 +45,7 @@ def aocnet_v1(
     norm: Factory | None = BATCH_CENTERING,
     pool: Factory | None = L2_POOL,
     *,
-    base_width: int = 64,
+    base_width: int | None = None,
 ) -> nn.Module:
     """Residual network for ImageNet: four stages of blocks that widen, mix within groups, and narrow.
 
@@ -53,7 +54,7 @@ def aocnet_v1(
         n_classes: number of logits.
         expand_factor: channels inside a block, as a multiple of those outside.
         block_depth: blocks of each stage.
-        kernel_size: of the convolutions of a block.
+        kernel_size: of the convolutions of a block, and of those that lead to the next stage.
         embedding_dim: channels of the last stage.
         groups: of the convolutions of a block; None for groups of two channels.
         skip: wraps a block; None for none.
@@ -62,16 +63,20 @@ def aocnet_v1(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or None.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
-        base_width: channels of the first convolution; stages have 2, 4 and 8 times as many, and `embedding_dim`.
+        base_width: channels of the first convolution, by default a sixteenth of `embedding_dim`; stages have 2, 4 and 8
+            times as many, and `embedding_dim`.
     """
     channels, height, width = check_image("aocnet_v1", img_shape, n_classes)
+    base_width = embedding_dim // 16 if base_width is None else base_width
+    if base_width < 1:
+        raise ParameterError(f"aocnet_v1 starts with embedding_dim/16 channels: got embedding_dim={embedding_dim}.")
     parts, stem = (published_parts(conv, act, norm, norm_last, norm_counts=True) for norm_last in (False, True))
     widths = (2 * base_width, 4 * base_width, 8 * base_width, embedding_dim)
     layers = [*stem.unit(channels, base_width, 7, stride=2), *stem.unit(base_width, widths[0], 3, stride=2)]
     channels, height, width = widths[0], halved(height, 2), halved(width, 2)
     for stage, w in enumerate(widths):
         if stage:
-            layers.append(parts.convolution(channels, w, 3, stride=2))
+            layers.append(parts.convolution(channels, w, kernel_size, stride=2))
             channels, height, width = w, halved(height), halved(width)
         layers += parts.centering(w)
         for _ in range(block_depth):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from orthogonium.class_param import ClassParam
+from orthogonium.errors import ParameterError
 from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveSOCConv2d
 from orthogonium.models.lip_convmixer import mixer_groups
 from orthogonium.models.network_parts import Factory, layer_of
@@ -72,7 +73,7 @@ def conv_mixer_inspired(
         kernel_size: of the grouped convolutions.
         patch_size: kernel size and stride of the first convolution.
         expand_factor: channels inside a block, as a multiple of `dim`.
-        channels_per_group: input channels of a group.
+        channels_per_group: output channels of a group of the grouped convolutions.
         n_classes: number of logits.
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
@@ -83,7 +84,12 @@ def conv_mixer_inspired(
             shift it; None for adaptive SOC with the same options.
     """
     (channels, height, width), patch = patches("conv_mixer_inspired", img_shape, n_classes, patch_size)
-    groups = mixer_groups("conv_mixer_inspired", dim, channels_per_group)
+    groups = mixer_groups("conv_mixer_inspired", dim * expand_factor, channels_per_group)
+    if dim % groups:
+        raise ParameterError(
+            f"conv_mixer_inspired: {groups} groups of channels_per_group={channels_per_group} outputs cannot share dim={dim} "
+            f"inputs. Use a multiple of expand_factor={expand_factor}."
+        )
     parts = published_parts(conv, act, norm)
     shifts = channels_per_group == 1 and _only_shifts(conv)
     spatial = published_parts(depthwise or _depthwise_of(conv), act, norm) if shifts else parts

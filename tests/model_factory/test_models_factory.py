@@ -185,3 +185,30 @@ def test_every_choice_of_layers_is_taken(name):
     assert isinstance(model[-1], UnitNormLinear) and model[-1].bias is None
     assert all(m.ceil_mode for m in model.modules() if isinstance(m, torch.nn.AvgPool2d))
     assert all(m.alpha == 3 for m in model.modules() if isinstance(m, AdditiveResidual))
+
+
+def test_widths_follow_the_embedding():
+    """As 0.0.4 builds it: a sixteenth of the embedding first; other stages by convolutions of `kernel_size`."""
+    model = AOCNetV1((3, 32, 32), 10, kernel_size=5, embedding_dim=64, groups=None, block_depth=1, norm=None)
+    made = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    sizes = [(m.in_channels, m.out_channels, m.kernel_size[0], m.stride[0], m.groups) for m in made]
+    stages = [
+        [(w // 2, w, 5, 2, 1)] * (w > 8) + [(w, 2 * w, 5, 1, w // 2), (2 * w, w, 5, 1, w // 2), (w, w, 1, 1, 1)]
+        for w in (8, 16, 32, 64)
+    ]
+    assert sizes == [(3, 4, 7, 2, 1), (4, 8, 3, 2, 1), *(size for stage in stages for size in stage)]
+    with pytest.raises(ValueError, match="embedding_dim=8"):
+        AOCNetV1(embedding_dim=8)
+
+
+@pytest.mark.parametrize("expand_factor,per_group,groups", [(1, 1, 16), (1, 4, 4), (2, 2, 16), (2, 4, 8), (4, 4, 16)])
+def test_groups_of_the_mixer_count_their_outputs(expand_factor, per_group, groups):
+    model = ConvMixerInspired(dim=16, depth=1, expand_factor=expand_factor, channels_per_group=per_group)
+    first, grouped, pointwise = (m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
+    assert (first.groups, grouped.groups, pointwise.groups) == (1, groups, 1)
+    assert (grouped.in_channels, grouped.out_channels) == (16, 16 * expand_factor)
+
+
+def test_groups_that_cannot_share_the_inputs():
+    with pytest.raises(ValueError, match="multiple of expand_factor=2"):
+        ConvMixerInspired(dim=16, expand_factor=2, channels_per_group=1)

@@ -41,6 +41,7 @@ class _SeenPadding:
         self.seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
         # Pixels that the grown kernel reaches further on each axis, both sides together.
         self.extra = [d * (own - seen) for own, seen, d in zip(self.own, self.seen, g.dilation, strict=True)]
+        padding = 0 if padding == "valid" else padding
         self.padding = padding if isinstance(padding, str) else to_tuple(padding, g.dims, "padding", minimum=0)
 
     def _keeps(self, padding: Sequence[int], sizes: tuple[int, ...]) -> bool:
@@ -167,8 +168,9 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     The arguments that are not listed are those of `AdaptiveOrthoConv2d`; one channel per group is fine.
 
     Args:
-        padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers: images are as large as with the kernel
-            of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3 (Note [Padding of a grown kernel]).
+        padding: "same" (`⌈size / stride⌉` outputs, any stride), or integers ("valid" is 0): images are as large as with the
+            kernel of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3 (Note [Padding of a grown
+            kernel]).
         ortho_params: how the matrix of the strided stage is made orthogonal; there is none for stride 1.
         order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
         niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come
