@@ -41,7 +41,6 @@ BUILT_IN = (
         conv=_family("conv.bcop:FastBlockConv{}d"),
         conv_transpose=_family("conv.bcop:FastBlockConvTranspose{}d", "conv.bcop:FastBlockConvTranspose2D"),
         linear=_layer("linear:OrthoLinear"),
-        stride=False,
     ),
     Method(
         "rko",

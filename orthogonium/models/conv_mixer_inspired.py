@@ -87,8 +87,8 @@ def conv_mixer_inspired(
     groups = mixer_groups("conv_mixer_inspired", dim * expand_factor, channels_per_group)
     if dim % groups:
         raise ParameterError(
-            f"conv_mixer_inspired: {groups} groups of channels_per_group={channels_per_group} outputs cannot share dim={dim} "
-            f"inputs. Use a multiple of expand_factor={expand_factor}."
+            f"conv_mixer_inspired: {groups} groups of channels_per_group={channels_per_group} outputs cannot share "
+            f"dim={dim} inputs. Use a multiple of expand_factor={expand_factor}."
         )
     parts = published_parts(conv, act, norm)
     shifts = channels_per_group == 1 and _only_shifts(conv)

@@ -299,10 +299,10 @@ def test_presets_describe_the_same_kernels():
 def test_parts_by_name():
     x = torch.randn(1, 4, 8, 8)
     assert (singular_values(bcop.FastBlockConv2d(4, 4, 3), 4, 6, 6) - 1).abs().max() <= 1e-5
-    with pytest.raises(GeometryError, match="stride 1"):
-        bcop.FastBlockConv2d(4, 4, 3, stride=2)
-    with pytest.raises(GeometryError, match="stride 1"):
-        bcop.FastBlockConvTranspose2D(4, 4, 3, stride=2)
+    for channels in (4, 12, 24):
+        strided = bcop.FastBlockConv2d(4, channels, 3, stride=2, padding="same")
+        assert (singular_values(strided, 4, 6, 6) - 1).abs().max() <= 1e-5
+    assert bcop.FastBlockConvTranspose2D(4, 4, 3, stride=2, padding=1, output_padding=1)(x).shape == (1, 4, 16, 16)
     assert bcop.FastBlockConvTranspose2D(4, 4, 3, padding=1)(x).shape == x.shape
     assert (singular_values(aoc.BcopRkoConv2d(4, 6, 3, stride=2), 4, 6, 6) - 1).abs().max() <= 1e-5
     assert aoc.BcopRkoConvTranspose2d(4, 2, 3, stride=2)(x).shape == (1, 2, 17, 17)
