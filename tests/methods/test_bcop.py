@@ -86,3 +86,12 @@ def test_all_taps_at_once_build_the_same_kernel(sizes, c, columns):
     kernels = compose(m, sizes, columns=columns), compose(m[:, 2:], sizes, start)
     results = [(k, *torch.autograd.grad(k.sin().sum(), raw, retain_graph=True)) for k in kernels]
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 3), (2, 3), (5, 1)])
+def test_one_channel_is_shifted(sizes):
+    """Its projectors have rank 0."""
+    kernel = compose(torch.zeros(2, count_bases(sizes, rotate=True), 0, 1), sizes)
+    expected = torch.zeros(2, 1, 1, *sizes)
+    expected.flatten(1)[:, -1] = 1
+    assert torch.equal(kernel, expected)

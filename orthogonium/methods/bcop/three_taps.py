@@ -24,7 +24,7 @@ _FEW = 256  # channels: beyond, thin products are faster
 
 def applies(channels: int, counts: tuple[int, ...]) -> bool:
     """Whether a kernel that starts from a rotation is of this kind."""
-    return set(counts) <= {0, 2} and channels <= _FEW
+    return set(counts) <= {0, 2} and 1 < channels <= _FEW  # one channel has projectors of rank 0
 
 
 class ThreeTaps(HandWritten):
