@@ -229,7 +229,7 @@ def _certificates(
     radii = coarse if pairs is None else torch.where(coarse > 0, torch.maximum(pairs, coarse), coarse)
     within = (bound.reach - norms).clamp_min(0.0)  # farther away, numbers may overflow
     # The cast moves an input and its perturbation, each by a rounding.
-    moved = torch.cat([torch.full_like(b.norms, b.moved) for b in batches])
+    moved = torch.cat([b.norms.new_tensor([b.moved]).expand(len(b.norms), 2) for b in batches])
     coarse, radii = (
         torch.where(finite, torch.minimum(_before_cast(r, norms, moved), within), 0.0) for r in (coarse, radii)
     )
@@ -260,7 +260,9 @@ _TINY = torch.finfo(torch.float64).tiny
 
 def _before_cast(radii: Tensor, norms: Tensor, moved: Tensor) -> Tensor:
     """Radii around inputs as they are before a cast moves them and their perturbations."""
-    return torch.where(radii > 0, ((radii - 2 * moved * norms) / (1 + moved)).clamp_min(0.0), radii)
+    relative, lost = moved.unbind(1)
+    left = ((radii - 2 * relative * norms - 2 * lost) / (1 + relative)).clamp_min(0.0)
+    return torch.where(radii > 0, left, radii)
 
 
 def _errors(

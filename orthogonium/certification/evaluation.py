@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from orthogonium.certification.precise import in_precision
 from orthogonium.certification.radii import check_indices, check_logits
-from orthogonium.certification.rounding import unit_roundoff
+from orthogonium.certification.rounding import underflow, unit_roundoff
 
 _MEASURED = 256  # samples that are measured at a time: every time all weights are converted
 
@@ -21,31 +22,33 @@ class Batch:
     logits: Tensor  # (n, classes), float64
     labels: Tensor  # (n,)
     norms: Tensor  # (n,), of the inputs
-    moved: float  # by how much a cast may move inputs, relative to their norm
+    moved: tuple[float, float]  # by how much a cast may move inputs: relative to their norm, and in any case
     inputs: Tensor
     places: Tensor  # of these inputs
     deviations: Tensor | None = None  # (n,), of logits from another precision
 
 
-def rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> float:
-    """By how much the cast of inputs to the dtype of the model moves them, relative to their norm."""
+def rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """By how much the cast of inputs to the dtype of the model moves them: relative to their norm, and in any case."""
+    lost = 0.0
     if x.is_floating_point():
+        lost = underflow(dtype) * math.sqrt(x[0].numel()) if x.dtype != dtype else 0.0
         finer = torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
     else:
         finer = bool((x.to(dtype).double() != x.double()).any()) or float(x.double().abs().max()) > 1 / unit_roundoff(
             dtype
         )
-    return unit_roundoff(dtype) if finer else 0.0
+    return (unit_roundoff(dtype) if finer else 0.0), lost
 
 
-def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: float) -> Batch:
+def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: tuple[float, float]) -> Batch:
     """The model on one batch; `keep` of its inputs that are classified rightly are kept."""
     with torch.no_grad():
         logits = check_logits(model(x.clone()))
     check_indices(logits, y.to(logits.device))
     logits = logits.cpu().double()
     norms = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
-    labels = y.cpu().long()
+    labels = y.cpu().long().clone()  # a loader may use its memory again
     right = (logits.argmax(1) == labels).nonzero().flatten()
     places = right[:: max(1, len(right) // keep)][:keep]
     return Batch(logits, labels, norms, moved, x[places.to(x.device)].clone(), places)
@@ -63,7 +66,7 @@ class Deviations:
 
     def measure_later(self, batch: Batch, x: Tensor) -> None:
         """Set `batch.deviations`, at the latest in `measure_now`."""
-        self.waiting.append((batch, x.clone()))  # a loader may use its memory again
+        self.waiting.append((batch, x.clone()))
         if sum(len(inputs) for _, inputs in self.waiting) >= _MEASURED:
             self.measure_now()
 

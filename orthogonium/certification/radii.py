@@ -77,12 +77,13 @@ def pair_constants(
     if last_layer_type.dim() != 2:
         raise ShapeError(f"The weight of a head has shape (classes, features): got {tuple(last_layer_type.shape)}.")
     check_head("global", L)
-    rows = last_layer_type.to(torch.promote_types(last_layer_type.dtype, torch.float32))
-    # Not by matrix products: they lose half of the digits of small distances, which here are large radii. Rows of order 1,
-    # whose squares do not underflow.
+    dtype = torch.promote_types(last_layer_type.dtype, torch.float32)
+    # Long sums of squares lose digits in float32; and so do matrix products, of small distances, which here are large radii.
+    # Rows of order 1, whose squares do not underflow.
+    rows = last_layer_type.to(dtype if last_layer_type.device.type == "mps" else torch.float64)  # mps has no float64
     size = rows.detach().abs().amax().clamp(min=torch.finfo(rows.dtype).tiny) if rows.numel() else 1.0
     distances = size * torch.cdist(rows / size, rows / size, compute_mode="donot_use_mm_for_euclid_dist")
-    return L * distances[labels]
+    return L * distances.to(dtype)[labels]
 
 
 def _runner_up(

@@ -77,9 +77,9 @@ class Tensors(Journal):
         if not inner.is_floating_point():
             return
         error = Error()
-        for form in effect.terms:
+        for form, factor in (*((form, 1.0) for form in effect.terms), *effect.carried):
             for source, w in form.items():
-                error = error.plus(source.error.scaled(math.sqrt(largest(w))))
+                error = error.plus(source.error.scaled(factor * math.sqrt(largest(w))))
         local, dtype = effect.local, inner.dtype
         base.error = error
         for x in operands:

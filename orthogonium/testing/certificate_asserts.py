@@ -23,7 +23,7 @@ def _classes(
     size: int,
 ) -> Tensor:  # (n,)
     """Predictions in batches of a size; −1 where a logit is NaN or +∞."""
-    logits = torch.cat([model(part) for part in x.split(size)])
+    logits = torch.cat([model(part.clone()) for part in x.split(size)])  # models may write into it
     return torch.where((logits < math.inf).all(dim=1), logits.argmax(dim=1), -1)
 
 

@@ -102,7 +102,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     state = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(
-            f"{path} is not a checkpoint of orthogonium.training: train one, or load it with torch.load."
+            f"{path} is not a checkpoint of orthogonium.training. Other networks are certified from Python: "
+            "orthogonium.certify(model, data)."
         )
     if state.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(

@@ -168,8 +168,8 @@ def normalized(call: Call) -> Any:
     x = call["input"]
     if call.given.get("training"):
         raise NoBound(
-            "BatchNorm in training (or InstanceNorm) divides by the deviation of its input: no bound.",
-            "Call model.eval(), keep running statistics, or use BatchCentering.",
+            "BatchNorm in training, or InstanceNorm without running statistics, divides by the deviation of its input.",
+            "Call model.eval(), build InstanceNorm with track_running_stats=True, or use BatchCentering.",
         )
     if not is_value(x) or len(call.operands) != 1:
         raise NoBound("It depends on several values.", "Use constants for all but the input.")

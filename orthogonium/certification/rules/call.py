@@ -59,7 +59,9 @@ class Local:
 class Effect:
     """What a rule says about an output: its terms over the bases, its samples, its rounding.
 
-    `owner` is the sample of each entry, in the shape of the output; None where axis 0 is the batch.
+    `owner` is the sample of each entry, in the shape of the output; None where axis 0 is the batch. A rule that sees through
+    several operations has terms over the first of what they read; `carried` are the values that the last one reads, whose
+    errors come along, with the factor by which it passes them on.
     """
 
     terms: tuple[Form, ...]
@@ -67,6 +69,7 @@ class Effect:
     local: Local = field(default_factory=Local)
     origin: Any = None
     step: dict[str, Any] | None = None  # fields of the step to report, whatever the factor
+    carried: tuple[tuple[Form, float], ...] = ()
 
 
 @dataclass

@@ -170,9 +170,14 @@ _INSIDE = {aten.hardswish.default: 6.0, aten.sinc.default: math.pi}
 
 def _logit(call: Call) -> Slopes:
     eps = call["eps"]
-    if eps is None or not 0 < eps < 0.5:
-        raise NoBound("logit has infinite slopes at 0 and 1.", "Give it eps.")
-    return 0.0, 1 / (eps * (1 - eps))
+    low = torch.tensor(0.0 if eps is None else eps, dtype=call.output.dtype)  # as it is rounded
+    ends = [float(low), float(1 - low)]
+    if not 0 < ends[0] <= ends[1] < 1:
+        raise NoBound(
+            f"logit has infinite slopes at 0 and 1, and eps={eps} is no distance from 1 in {call.output.dtype}.",
+            f"Give it an eps of at least {torch.finfo(call.output.dtype).eps:.1e}.",
+        )
+    return 0.0, max(1 / (z * (1 - z)) for z in ends)
 
 
 def slopes_of(call: Call) -> Slopes:

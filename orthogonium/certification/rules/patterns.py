@@ -232,7 +232,8 @@ def _shrunk(call: Call) -> Effect | None:
     slopes = 1 - f.slopes[1], 1 - f.slopes[0]
     factor = max(-slopes[0], slopes[1]) * (1 + 1e-15)
     origin = Sloped(call.func, x, slopes)
-    return Effect((x.form().scaled(factor**2),), call.merged(x, y), call.rounded(2.0, 2.0), origin)
+    carried = (x.form(), 1.0), (y.form(), 1.0)
+    return Effect((x.form().scaled(factor**2),), call.merged(x, y), call.rounded(2.0, 2.0), origin, carried=carried)
 
 
 def _softsign(call: Call) -> Effect | None:
@@ -307,7 +308,8 @@ def _chosen(call: Call) -> Effect | None:
     slopes = torch.maximum(a.abs(), c.abs())
     form = form_of(codes, call.walk.bases, slopes.square())
     owner = call.merged(*call.operands)
-    return Effect((form,), owner, call.rounded(1.0, 1.0))
+    carried = tuple((call.broadcast(call[name]), 1.0) for name in ("self", "other") if is_value(call[name]))
+    return Effect((form,), owner, call.rounded(1.0, 1.0), carried=carried)
 
 
 def _affine(x: Any, codes: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] | None:

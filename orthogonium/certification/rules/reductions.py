@@ -88,14 +88,15 @@ def _deviation(call: Call, count: int) -> float:
     return 1 / math.sqrt(count - correction) * (1 + 1e-15)
 
 
-def along(factor: Callable[[Call, int], float], ulps: float = 0.0) -> Any:
+def along(factor: Callable[[Call, int], float], ulps: Callable[[int], float] = lambda n: 0.0) -> Any:
     """A function along one axis that keeps it, or picks from it; further outputs are indices."""
 
     def rule(call: Call) -> Any:
         x = call.operand()
         axis = call["dim"] % max(x.dim(), 1)
         owner = call.together(x, [axis])
-        effect = scaled(call, x, factor(call, x.shape[axis] if x.dim() else 1), owner, call.rounded(ulps, ulps))
+        count = x.shape[axis] if x.dim() else 1
+        effect = scaled(call, x, factor(call, count), owner, call.rounded(ulps(count), ulps(count)))
         return effect if isinstance(call.output, Tensor) else [effect, *[_INDICES] * (len(call.output) - 1)]
 
     return rule
@@ -128,6 +129,11 @@ def _softmax(call: Call, count: int) -> float:
     return 0.5 if count > 1 else 0.0
 
 
+def _cumulated(n: int) -> float:
+    """Norm of the triangular matrix of ones."""
+    return 1 / (2 * math.sin(math.pi / (4 * n + 2))) * _UPWARDS if n else 0.0
+
+
 _SUMS = [aten.sum.default, aten.sum.dim_IntList]
 _MEANS = [aten.mean.default, aten.mean.dim]
 _EXTREMES = [aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.max.dim, aten.min.dim]
@@ -149,10 +155,10 @@ RULES: dict[Any, Any] = {
     ),
     **dict.fromkeys([aten.sort.default, aten.sort.stable], along(lambda c, n: 1.0)),
     aten.topk.default: along(_sorted),
-    **dict.fromkeys([aten._softmax.default, aten._safe_softmax.default], along(_softmax, 2 * ULPS)),
-    aten._log_softmax.default: along(lambda c, n: math.sqrt(n) * _UPWARDS if n > 1 else 0.0, 2 * ULPS),
-    aten.cumsum.default: along(lambda c, n: 1 / (2 * math.sin(math.pi / (4 * n + 2))) * _UPWARDS, 64.0),
-    aten.logcumsumexp.default: along(lambda c, n: math.sqrt(n) * _UPWARDS, 64.0),
+    **dict.fromkeys([aten._softmax.default, aten._safe_softmax.default], along(_softmax, lambda n: 2 * ULPS + n)),
+    aten._log_softmax.default: along(lambda c, n: math.sqrt(n) * _UPWARDS if n > 1 else 0.0, lambda n: 2 * ULPS + n),
+    aten.cumsum.default: along(lambda c, n: _cumulated(n), lambda n: n * _cumulated(n)),
+    aten.logcumsumexp.default: along(lambda c, n: math.sqrt(n) * _UPWARDS, lambda n: 64.0 + n),
     aten.aminmax.default: lambda call: _both_extremes(call),
     **dict.fromkeys([aten.cummax.default, aten.cummin.default], along(lambda c, n: math.sqrt(n) * _UPWARDS)),
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orthogonium.certification.block_constant import block_constant
 from orthogonium.certification.block_kernels import NoBoundError
-from orthogonium.certification.rounding import ULPS, product_roundoff, sum_roundoff, unit_roundoff
+from orthogonium.certification.rounding import ULPS, product_roundoff, sum_roundoff, underflow, unit_roundoff
 from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound
 from orthogonium.certification.rules.convolutions import Transposed
@@ -119,7 +119,9 @@ def folded(call: Any) -> Any:
         "method": found.method,
     } | _named(call)
     local = call.rounded(2.0 ** len(circle), 2.0 ** len(circle))
-    return Effect((origin.form.scaled(factor * factor * (1 + 1e-15)),), owner, local, None, step)
+    overlap = math.prod(-(-n // m) for n, m in zip(x.shape[2:], circle, strict=True))  # pixels that are added up
+    carried = ((x.form(), math.sqrt(overlap)),)
+    return Effect((origin.form.scaled(factor * factor * (1 + 1e-15)),), owner, local, None, step, carried)
 
 
 def _extended(x: Tracked, base: Any) -> bool:
@@ -144,7 +146,8 @@ def block(call: Any) -> Any:
         return NotImplemented
     if not all(bool(t.isfinite().all()) for t in layer.parameters()):
         raise NoBound(*NOT_FINITE)
-    slopes = _slopes(call.walk, layer.activation, _inner_shape(layer, x), x)
+    inner = _inner_shape(layer, x)
+    slopes = _slopes(call.walk, layer.activation, inner, x)
     try:
         found = block_constant(layer, tuple(x.shape[1:]), slopes)
     except NoBoundError as error:
@@ -162,11 +165,22 @@ def block(call: Any) -> Any:
     factors = product_roundoff(x.dtype, x.device, not dense)
     unit = sum_roundoff(terms, unit_roundoff(x.dtype), factors)
     inside = 2 * a * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) + (skip[0] if skip else layer.lipschitz)
-    # The bias passes the outer kernel, and may be gone at the output.
-    beside = 2 * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) * _bias_norm(layer, call.output)
+    # The bias and what the activation makes of zeros pass the outer kernel, and may be gone at the output.
+    steepest, pixels = max(-slopes[0], slopes[1], 1.0), math.prod(inner[1:])
+    beside = 2 * max(c, 1.0) * (steepest * _bias_norm(layer, call.output) + _norm_at_zero(layer.activation, inner, x))
     written = call.rounded(4.0).written
-    local = Local(unit * inside, written, inside, unit=factors, beside=beside, offset=(unit + written) * beside)
+    lost = terms * underflow(x.dtype) * (c * steepest * math.sqrt(pixels) + math.sqrt(call.output[0].numel()))
+    local = Local(
+        unit * inside, written, inside, unit=factors, beside=beside, offset=(unit + written) * beside, lost=lost
+    )
     return Effect((x.form().scaled(found.value**2 * (1 + 1e-15)),), owner, local, None, step)
+
+
+def _norm_at_zero(activation: nn.Module, shape: tuple[int, ...], x: Tracked) -> float:
+    """Norm of what an activation makes of zeros, for one sample."""
+    with torch.no_grad():
+        y = activation(torch.zeros(shape, dtype=x.dtype, device=x.device))
+    return float(torch.linalg.vector_norm(y.double().flatten(1), dim=1).amax()) * (1 + 1e-12)
 
 
 def _bias_norm(layer: Any, output: Tensor) -> float:
