@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from orthogonium.building.builds import Supply, build, sources, state, unsupplied
 from orthogonium.building.refusals import watch
 from orthogonium.building.shares import Shares
 from orthogonium.errors import DerivativeError, ParameterError
-from orthogonium.layers.parametrization import Source
-from orthogonium.linalg.precision import autocasts, has_values
+from orthogonium.layers.parametrization import Source, same_values
+from orthogonium.linalg.precision import autocasts, has_values, waits
 from orthogonium.linalg.products import full_arithmetic
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class _Leaf(Supply):
         super().__init__(raw, built.detach().requires_grad_(trains))
         self.built = built
         self.states = [state(p) for p in (*raw, self.weight)]
+        # What writes to `.data` leaves no other trace. Accelerators would have to be waited for.
+        self.values = [None if waits(p) else p.detach().clone() for p in raw]
         if trains:
             self.weight.register_hook(self._check_open)
 
@@ -47,16 +50,22 @@ class _Leaf(Supply):
             return None
         if not torch.compiler.is_compiling():
             self.check()
+            _refuse_unused()
         # Autocast would cast a leaf once for all its uses, and add up their gradients in half precision.
         return self.weight.view_as(self.weight) if autocasts(self.weight) else self.weight
 
-    def check(self) -> None:
+    @staticmethod
+    def _differs(p: Tensor, q: Tensor | None) -> bool:
+        return q is not None and not same_values(p.detach(), q)
+
+    def check(self, at_end: bool = False) -> None:
         """That what the weight was built from is as it was, and so is the weight."""
-        if [state(p) for p in (*self.raw, self.weight)] != self.states:
+        changed = [state(p) for p in (*self.raw, self.weight)] != self.states
+        if changed or (at_end and any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))):
             raise DerivativeError(
                 "Inside of build_once, a raw parameter of a constrained layer or its weight was changed (an optimizer's "
-                "step, load_state_dict, .to(), requires_grad_, an edit in place): weights were built when the block began. "
-                "End the block first."
+                "step, load_state_dict, .to(), requires_grad_, an edit in place or of .data): weights were built when the "
+                "block began. End the block first."
             )
 
     def _check_open(self, grad: Tensor) -> None:
@@ -67,7 +76,20 @@ class _Leaf(Supply):
             )
 
 
-def _check_raw(weights: Sequence[Source]) -> None:
+def _refuse_unused() -> None:
+    """`DistributedDataParallel` would look for raw parameters in the graph, and take them for unused."""
+    ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if ddp is not None and ddp.find_unused_parameters:
+        raise ParameterError(
+            "build_once inside of DistributedDataParallel(find_unused_parameters=True): raw parameters are not in the graph "
+            "of the loss, so that their gradients would not be averaged. Leave find_unused_parameters out, or leave out "
+            "DistributedDataParallel and use build_once(model, group)."
+        )
+
+
+def _check_raw(model: nn.Module, weights: Sequence[Source]) -> None:
+    if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
+        raise ParameterError("build_once is for whole parameters on each process: with FSDP, leave it out.")
     for constraint, raw in weights:
         if not has_values(*raw):
             raise ParameterError(
@@ -125,7 +147,7 @@ def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[
     torch.Size([3, 3])
     """
     weights = unsupplied(model)
-    _check_raw(weights)
+    _check_raw(model, weights)
     if group is not None and len(weights) < len(sources(model)):
         raise ParameterError(
             "build_once(model, group) inside of another block for the same weights: leave out one of them."
@@ -134,13 +156,13 @@ def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[
         shares = None if group is None else Shares(model, weights, group)
         built = build(weights) if shares is None else shares.build()
     leaves = [_Leaf(raw, w) for (_, raw), w in zip(weights, built, strict=True)]
-    with watch(p for _, raw in weights for p in raw if p.requires_grad):
+    with watch((p, leaf.weight) for leaf in leaves for p in leaf.raw if p.requires_grad):
         try:
             for (constraint, _), leaf in zip(weights, leaves, strict=True):
                 constraint.supply = leaf
             yield
             for leaf in leaves:
-                leaf.check()
+                leaf.check(at_end=True)
         finally:
             for (constraint, _), leaf in zip(weights, leaves, strict=True):
                 constraint.supply, leaf.is_open = None, False

@@ -2,9 +2,10 @@
 
 Note [Watched]
 Inside of a block, raw parameters have no part in the graph of a loss, so that torch would call them unused (and with
-`allow_unused=True` return None), and they have no gradient yet, so that an optimizer would pass over them. Neither can be
-seen from the graph. So while blocks are open, `torch.autograd.grad` and `torch.autograd.backward` look at the inputs they
-are asked for, and optimizers are looked at after each step.
+`allow_unused=True` return None), and they have no gradient yet, so that an optimizer would pass over them, `zero_grad` would
+leave what has been added up on the weights, and `GradScaler.unscale_` would leave it scaled. None of that can be seen from
+the graph. So while blocks are open, `torch.autograd.grad` and `torch.autograd.backward` look at the inputs they are asked
+for, `zero_grad` and `unscale_` at the parameters they are for, and optimizers are looked at after each step.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.autograd.graph import GradientEdge
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from orthogonium.errors import DerivativeError
 
 _lock = threading.Lock()
-_watched: list[set[int]] = []  # ids of the raw parameters of each open block
+_watched: list[dict[int, list[Tensor]]] = []  # for each open block, ids of raw parameters: the weights built of them
 _undo: list[Callable[[], object]] = []
 
 
-def _is_watched(inputs: Iterable[Any]) -> bool:
+def _weights_of(inputs: Iterable[Any]) -> list[Tensor]:
+    """The weights that are built of these tensors, those among them that are watched."""
     nodes = [getattr(t, "node", t) for t in inputs]  # of a `GradientEdge`
     ids = {id(getattr(node, "variable", node)) for node in nodes}
-    return any(not ids.isdisjoint(block) for block in _watched)
+    return [weight for block in _watched for i in ids & block.keys() for weight in block[i]]
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +49,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
             call.arguments["inputs"] = inputs = tuple(inputs)
         if isinstance(inputs, Mapping):
             inputs = inputs.values()
-        if inputs is not None and _is_watched((inputs,) if isinstance(inputs, (Tensor, GradientEdge)) else inputs):
+        if inputs is not None and _weights_of((inputs,) if isinstance(inputs, (Tensor, GradientEdge)) else inputs):
             raise DerivativeError(
                 f"torch.autograd.{function.__name__} was asked for derivatives with respect to raw parameters of weights "
                 "that are built once: these get their gradients when the block of build_once ends. Differentiate with "
@@ -57,27 +60,71 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
 def _check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if _is_watched(p for group in optimizer.param_groups for p in group["params"]):
+    if _weights_of(_parameters_of(optimizer)):
         raise DerivativeError(
             f"{type(optimizer).__name__}.step() inside of build_once: raw parameters get their gradients when the block "
             "ends, so that this step passed over them. Step (and clip, unscale and zero gradients) after the block."
         )
 
 
+def _check_zero_grad(parameters: Iterable[Tensor]) -> None:
+    if any(weight.grad is not None for weight in _weights_of(parameters)):
+        raise DerivativeError(
+            "zero_grad() inside of build_once after a backward pass: gradients have been added up on the weights, which it "
+            "does not reach. Zero gradients before the first backward pass of the block, or after the block."
+        )
+
+
+def _check_unscale(optimizer: Optimizer) -> None:
+    if _weights_of(_parameters_of(optimizer)):
+        raise DerivativeError(
+            "GradScaler.unscale_() inside of build_once: raw parameters get their gradients, still scaled, when the block "
+            "ends. Unscale after the block."
+        )
+
+
+def _checked(method: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """A method whose arguments are looked at before it runs."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return run
+
+
 def _start_watching() -> list[Callable[[], object]]:
     autograd: Any = torch.autograd
-    originals = {"grad": autograd.grad, "backward": autograd.backward}
-    for name, function in originals.items():
-        setattr(autograd, name, _refusing(function))
-    hook = register_optimizer_step_post_hook(_check_step)
-    return [*(functools.partial(setattr, autograd, *item) for item in originals.items()), hook.remove]
+    wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
+        (autograd, "grad", _refusing(autograd.grad)),
+        (autograd, "backward", _refusing(autograd.backward)),
+        (
+            Optimizer,
+            "zero_grad",
+            _checked(Optimizer.zero_grad, lambda o, *_, **__: _check_zero_grad(_parameters_of(o))),
+        ),
+        (nn.Module, "zero_grad", _checked(nn.Module.zero_grad, lambda m, *_, **__: _check_zero_grad(m.parameters()))),
+        (GradScaler, "unscale_", _checked(GradScaler.unscale_, lambda _, optimizer: _check_unscale(optimizer))),
+    ]
+    undo: list[Callable[[], object]] = [register_optimizer_step_post_hook(_check_step).remove]
+    for where, name, function in wrapped:
+        undo.append(functools.partial(setattr, where, name, getattr(where, name)))
+        setattr(where, name, function)
+    return undo
 
 
 @contextmanager
-def watch(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Refuse derivatives with respect to these raw parameters, and steps of their optimizers. Note [Watched]."""
-    own = {id(t) for t in tensors}
+def watch(built: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Refuse what Note [Watched] says, for raw parameters, each with the weight that is built of it."""
+    own: dict[int, list[Tensor]] = {}
+    for raw, weight in built:
+        own.setdefault(id(raw), []).append(weight)
     with _lock:
         if not _watched:
             _undo.extend(_start_watching())

@@ -63,7 +63,7 @@ _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def _same_values(a: Tensor, b: Tensor) -> bool:
+def same_values(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape and dtype on the CPU are equal; bit by bit, where libc is fastest."""
     if not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
@@ -98,7 +98,7 @@ class Kept:
             return False
         if waits(p):
             return p.data_ptr() == q.data_ptr() and p.stride() == q.stride() and p._version == version
-        return _same_values(p, q)
+        return same_values(p, q)
 
 
 class Constraint(nn.Module):

@@ -1,5 +1,6 @@
 """Two processes that share their builds train as one process does on the whole batch."""
 
+import warnings
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
@@ -16,6 +17,7 @@ from orthogonium.building.shares import assign
 from orthogonium.errors import DerivativeError, ParameterError
 from orthogonium.layers import AdaptiveOrthoConv2d, OrthoLinear
 from orthogonium.models import create_model
+from orthogonium.recipes.presets import PRESETS
 from tests.building.passes import accumulate, assert_same_gradients, gradients, move, plain_gradients
 from tests.models.cases import small
 from tests.processes import run_distributed
@@ -23,30 +25,31 @@ from tests.processes import run_distributed
 STEPS, BATCH, PARTS = 20, 16, 2
 
 
+DIGITS = {torch.float64: 1e-9, torch.float32: 1e-5}  # training lifts rounding errors from step to step
+
+
 def make(name):
+    """The network of the preset `digits`, or a residual one."""
     torch.manual_seed(0)
-    # The network of the preset `digits`, and a residual one.
-    # In float64: training lifts rounding errors from step to step.
-    return (create_model(name, (1, 8, 8), 10) if name == "aocnet_tiny" else small(name)[0]).double()
+    if name == "digits":
+        return create_model(PRESETS[name].model, (1, 8, 8), 10, **PRESETS[name].model_options)
+    return small(name)[0]
 
 
-def batch(name, step):
+def batch(name, step, dtype):
     generator = torch.Generator().manual_seed(step)
-    shape = (1, 8, 8)
-    classes = 10 if name == "aocnet_tiny" else 5
-    return torch.randn(BATCH, *shape, generator=generator).double(), torch.randint(
-        classes, (BATCH,), generator=generator
-    )
+    labels = torch.randint(10 if name == "digits" else 5, (BATCH,), generator=generator)
+    return torch.randn(BATCH, 1, 8, 8, generator=generator).to(dtype), labels
 
 
-def train(name, rank=0, size=1, group=None, wrap=lambda model: model):
+def train(name, dtype, rank=0, size=1, group=None, wrap=lambda model: model):
     """Steps on a share of each batch, in two parts; gradients accumulate."""
-    model = make(name)
+    model = make(name).to(dtype)
     called = wrap(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for step in range(STEPS):
         # Statistics of a batch are those of the parts of all processes at a time.
-        x, y = ([part.chunk(size)[rank] for part in t.chunk(PARTS)] for t in batch(name, step))
+        x, y = ([part.chunk(size)[rank] for part in t.chunk(PARTS)] for t in batch(name, step, dtype))
         optimizer.zero_grad()
         with build_once(model, group):
             for i, (a, b) in enumerate(zip(x, y, strict=True)):
@@ -57,26 +60,34 @@ def train(name, rank=0, size=1, group=None, wrap=lambda model: model):
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def compare(ours, expected):
+def compare(ours, expected, atol):
     for key, value in expected.items():
         if value.is_floating_point():
-            torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-9, msg=lambda m, key=key: f"{key}: {m}")
+            torch.testing.assert_close(ours[key], value, rtol=0, atol=atol, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def _worker(rank, name, wrapped, folder):
+def _worker(rank, name, dtype, wrapped, folder):
     torch.set_num_threads(1)
     group = None if wrapped == "ddp alone" else dist.group.WORLD
-    ours = train(name, rank, 2, group, *([DistributedDataParallel] if "ddp" in wrapped else []))
+    ours = train(name, dtype, rank, 2, group, *([DistributedDataParallel] if "ddp" in wrapped else []))
     torch.save(ours, folder / f"{rank}.pt")
 
 
-@pytest.mark.parametrize("wrapped", ["shares", "shares in ddp", "ddp alone"])
-@pytest.mark.parametrize("name", ["aocnet_tiny", "lip_resnet_tiny"])
-def test_two_processes_train_as_one(name, wrapped, tmp_path):
-    expected = train(name)
-    run_distributed(partial(_worker, name=name, wrapped=wrapped, folder=tmp_path), tmp_path)
+@pytest.mark.parametrize(
+    ("wrapped", "dtype"),
+    [
+        ("shares", torch.float64),
+        ("shares", torch.float32),
+        ("shares in ddp", torch.float64),
+        ("ddp alone", torch.float64),
+    ],
+)
+@pytest.mark.parametrize("name", ["digits", "lip_resnet_tiny"])
+def test_two_processes_train_as_one(name, wrapped, dtype, tmp_path):
+    expected = train(name, dtype)
+    run_distributed(partial(_worker, name=name, dtype=dtype, wrapped=wrapped, folder=tmp_path), tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    compare(ranks[0], expected)
+    compare(ranks[0], expected, DIGITS[dtype])
     assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in expected)
 
 
@@ -159,7 +170,29 @@ def _sharded_parameters(rank):
             raise AssertionError
 
 
-@pytest.mark.parametrize("worker", [_mixed, _mistakes, _sharded_parameters])
+def _flat_parameters(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for keeps in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch
+            model = nn.Sequential(OrthoLinear(4, 4), nn.Linear(4, 4))
+            model = FullyShardedDataParallel(model, use_orig_params=keeps, device_id=torch.device("cpu"))
+        for part in (model, model.module):
+            with pytest.raises(ParameterError, match="FSDP"), build_once(part):
+                raise AssertionError
+
+
+def _unused_parameters(rank):
+    """Of which `DistributedDataParallel` would not average the gradients."""
+    model = nn.Sequential(OrthoLinear(4, 4), nn.Linear(4, 4))
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    for group in (None, dist.group.WORLD):
+        with pytest.raises(ParameterError, match="find_unused_parameters"), build_once(model, group):
+            wrapped(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("worker", [_mixed, _mistakes, _sharded_parameters, _flat_parameters, _unused_parameters])
 def test_workers(worker, tmp_path):
     run_distributed(worker, tmp_path)
 
