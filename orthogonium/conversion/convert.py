@@ -13,6 +13,7 @@ from torch import nn
 from orthogonium.certification import lipschitz_bound
 from orthogonium.certification.bound import kind_of_input, sample_shape
 from orthogonium.certification.failures import RefutedError, TraceError, UnboundedError
+from orthogonium.conversion.constant import with_constant
 from orthogonium.conversion.constrained import Settings
 from orthogonium.conversion.graph import Converter
 from orthogonium.conversion.loose import convert_modules
@@ -53,7 +54,8 @@ def convert(
         activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their constant
             where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
         padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
-        lipschitz: constant of the whole network; its root multiplies input and output.
+        lipschitz: constant of the whole network: `lipschitz^(1/n)` for each of the n layers through which everything passes.
+            With kept weights, which go with their biases, its root multiplies input and output instead.
         learnable: whether the gates of sums and concatenations are trained.
         steps: of the fit of each kernel that has no formula, with `weights="keep"`.
         options: of the layers of the method, such as `niter` or `ortho_params`.
@@ -87,7 +89,8 @@ def convert(
         new = converter.run()
         changes, refused = converter.changes, converter.refused
     if lipschitz != 1:
-        new = _Between(new, math.sqrt(lipschitz))
+        new = with_constant(new, lipschitz, keep)
+    refused += _lost(model)
     bound = _bound(new.eval(), shape, refused)
     head = None if graph is None else converter.head()
     if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
@@ -96,20 +99,20 @@ def convert(
     return Conversion(new.train(training), Changes(changes), tuple(refused), bound)
 
 
-class _Between(nn.Module):
-    """A network between two multiplications."""
-
-    def __init__(self, network: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.network, self.factor = network, factor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The network of multiples."""
-        return self.network(x * self.factor) * self.factor
-
-    def extra_repr(self) -> str:
-        """The factor."""
-        return f"factor={self.factor:.6g}"
+def _lost(model: nn.Module) -> list[Refusal]:
+    """What a module is beside its forward pass, and its copy in a graph is not."""
+    lost: list[Refusal] = []
+    owners: dict[nn.Parameter, str] = {}
+    for name, module in model.named_modules():
+        place, kind = name or "(model)", type(module).__name__
+        if module._forward_hooks or module._forward_pre_hooks:
+            lost.append(Refusal(place, kind, "Its hooks are left out. What they do belongs into the forward pass."))
+        for own, parameter in module.named_parameters(recurse=False):
+            other = owners.setdefault(parameter, place)
+            if other != place:
+                reason = f"Its {own} is that of {other}; now each has its own. Call one module in both places."
+                lost.append(Refusal(place, kind, reason))
+    return lost
 
 
 def _check(model: nn.Module, method: str, weights: str, activation: str | None, lipschitz: float) -> None:

@@ -142,16 +142,24 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         """The input of this output, and a bound of its error (Euclidean, of each sample; but for rounding).
 
         Raises:
-            ParameterError: if `max_iterations` are not enough for `tolerance`.
+            ParameterError: if `max_iterations` are not enough for `tolerance`, or if steps refute the constant.
         """
         x, factor, error = y, self.lipschitz / (1 - self.lipschitz), float("inf")
         scale = max(float(y.detach().abs().max()), torch.finfo(y.dtype).tiny) if y.numel() else 1.0
         # What rounding adds in a step is never undone: no smaller error is asked for.
         smallest = 8 * torch.finfo(y.dtype).eps * scale * max(y[0].numel(), 1) ** 0.5 / (1 - self.lipschitz)
+        before: Tensor | None = None
         for _ in range(self.max_iterations):
             following = y - self.branch(x)
-            step = float((following - x).detach().flatten(1).norm(dim=1).max())
-            x, error = following, factor * step
+            steps = (following - x).detach().flatten(1).norm(dim=1)
+            if before is not None and not bool((steps <= self.lipschitz * 1.00001 * before + 8 * smallest).all()):
+                worst = int((steps - self.lipschitz * before).argmax())
+                raise ParameterError(
+                    f"iResidual: the branch is no contraction with the constant {self.lipschitz}: points at a distance of "
+                    f"{before[worst]:.3g} have images at {steps[worst]:.3g}. Its `constant`, the guarantee of one of its "
+                    "layers, or a hook is wrong."
+                )
+            x, error, before = following, factor * float(steps.max()), steps
             if error <= max(self.tolerance * scale, smallest):
                 return x, error
         raise ParameterError(

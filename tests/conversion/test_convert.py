@@ -15,6 +15,7 @@ from orthogonium.data import load_dataset, unit_pixels
 from orthogonium.errors import ParameterError
 from orthogonium.layers import AdaptiveOrthoConv2d, BatchCentering, MaxMin, OrthoLinear
 from orthogonium.methods import METHODS
+from orthogonium.testing import assert_certificate
 from tests.conversion.networks import MLP, VGG11, ResNet18, UNet
 
 SMALL = {
@@ -185,6 +186,29 @@ def test_a_shared_layer_is_converted_once():
     assert [c.name for c in found.changes] == ["step"] and found.bound <= 1 + 1e-4
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+
+def test_hooks_and_tied_weights_are_not_dropped_in_silence():
+    tied = convert(Tied(), (6,))
+    assert [r.name for r in tied.refused] == ["b"] and "weight is that of a" in str(tied)
+    assert tied.bound <= 1 + 1e-4
+    hooked = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    hooked[0].register_forward_hook(lambda module, args, output: 5 * output)
+    hooked.register_forward_pre_hook(lambda module, args: (5 * args[0],))
+    found = convert(hooked, (6,))
+    assert [r.name for r in found.refused] == ["(model)", "0"] and all("hooks" in r.reason for r in found.refused)
+    x, y = torch.randn(2, 4, 6)
+    assert (found.model(x) - found.model(y)).norm() <= (x - y).norm() * (1 + 1e-5)
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -257,6 +281,48 @@ def test_the_head_makes_up_for_rounding():
 def test_other_constants(lipschitz):
     found = convert(MLP(), (1, 8, 8), lipschitz=lipschitz)
     assert found.bound == pytest.approx(lipschitz, rel=1e-4)
+    own = [m.lipschitz for m in found.model.modules() if isinstance(m, OrthoLinear)]
+    assert own == pytest.approx([lipschitz ** (1 / len(own))] * len(own), rel=1e-3)
+    kept = convert(MLP(), (1, 8, 8), lipschitz=lipschitz, weights="keep")
+    assert kept.bound == pytest.approx(lipschitz, rel=1e-4)
+
+
+def test_constants_are_spread_over_what_everything_passes():
+    """Not over branches, whose constants do not multiply; and a layer that is called twice has two shares."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.left, self.right, self.twice = (nn.Linear(6, 6) for _ in range(4))
+            self.mixed = nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = torch.relu(self.first(x))
+            x = self.left(x) + torch.relu(self.right(x))
+            x = self.twice(torch.relu(self.twice(x)))
+            return x + self.mixed(self.mixed(x))
+
+    found = convert(Branches(), (6,), lipschitz=27.0, learnable=False)
+    assert found.bound == pytest.approx(27, rel=1e-3)
+    own = {name: getattr(found.model, name).lipschitz for name in ("first", "left", "right", "twice", "mixed")}
+    assert own == pytest.approx({"first": 3, "left": 1, "right": 1, "twice": 3, "mixed": 1}, rel=1e-3)
+    branches = convert(ResNet18(width=4), (3, 32, 32), lipschitz=0.2)
+    assert 0.1 < branches.bound <= 0.2 * (1 + 1e-4) and branches.model.fc.lipschitz < 1
+
+
+@pytest.mark.parametrize("lipschitz", [0.3, 7.0])
+def test_certificates_of_other_constants_hold(lipschitz):
+    """Radii are divided by the constant, and an attack inside of them finds nothing; one that ignored it would."""
+    torch.manual_seed(0)
+    model = convert(MLP(), (1, 8, 8), lipschitz=lipschitz).model.eval()
+    x = torch.rand(16, 1, 8, 8)
+    labels = model(x).argmax(1)
+    radii = orthogonium.certify(model, [(x, labels)]).radii
+    assert (radii > 0).all()
+    assert_certificate(model, x, radii, labels)
+    if lipschitz > 1:
+        with pytest.raises(AssertionError):
+            assert_certificate(model, x, radii * lipschitz, labels)
 
 
 def test_options_reach_the_layers():

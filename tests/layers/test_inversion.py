@@ -259,3 +259,25 @@ def test_what_is_no_contraction_is_refused():
     assert promised_constant(ConcatResidual(OrthoLinear(2, 2))) == 1
     assert promised_constant(ConcatResidual(OrthoLinear(2, 2, lipschitz=2.0))) is None
     assert promised_constant(ConcatResidual(nn.Linear(2, 2))) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_that_is_wrong_is_refuted_by_the_inverse(dtype):
+    """Believed at construction; a wrong one would make the bound of the error wrong, even where iterations converge."""
+
+    class Steep(nn.Module):
+        def forward(self, x):
+            return 1.5 * torch.tanh(x)
+
+    x = torch.randn(4, 6, dtype=dtype) / 10
+    wrong = iResidual(Steep(), lipschitz=0.5, constant=1.0)  # 0.75 in truth: it converges
+    with pytest.raises(ParameterError, match="no contraction with the constant 0.5"):
+        wrong.solve(wrong(x))
+    right = iResidual(Steep(), lipschitz=0.5, constant=1.5)
+    found, error = right.solve(right(x))
+    assert (found - x).norm(dim=1).max() <= error + 1e-6
+    hooked = branch().to(dtype)
+    hooked[0].register_forward_hook(lambda module, args, output: 50 * output)
+    block = iResidual(hooked, lipschitz=0.8)
+    with pytest.raises(ParameterError, match="hook is wrong"):
+        block.solve(block(torch.randn(4, 6, dtype=dtype)))
