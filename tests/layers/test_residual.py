@@ -1,9 +1,9 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import orthogonal
 
 from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers import OrthoLinear
 from orthogonium.layers.residual import (
     AdditiveResidual,
     ConcatResidual,
@@ -88,7 +88,7 @@ def test_formulas():
 
 @pytest.mark.parametrize("name", GATED)
 def test_training_moves_the_gate_and_keeps_the_bound(name):
-    model = WRAPPERS[name](nn.Sequential(orthogonal(nn.Linear(6, 6)), nn.ReLU()), 1.0)
+    model = WRAPPERS[name](nn.Sequential(OrthoLinear(6, 6), nn.ReLU()), 1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.alpha.item()
     for _ in range(10):
