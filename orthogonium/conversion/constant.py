@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from orthogonium.layers.parametrization import Constrained
-
-
-class Between(nn.Module):
-    """A network between two multiplications."""
-
-    def __init__(self, network: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.network, self.factor = network, factor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The network of multiples."""
-        return self.network(x * self.factor) * self.factor
-
-    def extra_repr(self) -> str:
-        """The factor."""
-        return f"factor={self.factor:.6g}"
+from orthogonium.layers.scale import Scale
 
 
 def with_constant(network: nn.Module, lipschitz: float, keep: bool) -> nn.Module:
     """The network with `lipschitz` times its constant, `lipschitz^(1/n)` in each of the n layers that `series` finds.
 
-    Where there are none, and where weights are kept (with biases that belong to their size), its root multiplies input and
-    output.
+    Where there are none, and where weights are kept (with biases that belong to their size), the output is multiplied.
     """
     layers = [] if keep or not isinstance(network, fx.GraphModule) else series(network)
     if not layers:
-        return Between(network, math.sqrt(lipschitz))
+        return nn.Sequential(network, Scale(lipschitz))
     for layer in dict.fromkeys(layers):  # one that is applied twice counts twice, and is scaled once
         layer.lipschitz *= lipschitz ** (1 / len(layers))
     return network

@@ -55,7 +55,7 @@ def convert(
             where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
         padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
         lipschitz: constant of the whole network: `lipschitz^(1/n)` for each of the n layers through which everything passes.
-            With kept weights, which go with their biases, its root multiplies input and output instead.
+            With kept weights, which go with their biases, it multiplies the output instead.
         learnable: whether the gates of sums and concatenations are trained.
         steps: of the fit of each kernel that has no formula, with `weights="keep"`.
         options: of the layers of the method, such as `niter` or `ortho_params`.

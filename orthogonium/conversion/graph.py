@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,15 @@ from torch import Tensor, fx, nn
 
 from orthogonium.conversion.constrained import Settings, channel_scale, constrained, folded
 from orthogonium.conversion.functions import CONCATENATIONS, MOVEMENT, SUMS, as_module
-from orthogonium.conversion.modules import BATCH_NORM, RELU_LIKE, CannotConvertError, Place, constant_of, replace
+from orthogonium.conversion.modules import (
+    BATCH_NORM,
+    RELU_LIKE,
+    CannotConvertError,
+    Place,
+    constant_of,
+    is_homogeneous,
+    replace,
+)
 from orthogonium.conversion.result import Change, Refusal, describe
 from orthogonium.conversion.scaled import Scaled
 from orthogonium.conversion.tracing import shape_of
@@ -31,7 +40,9 @@ class Converter:
         self.changes: list[Change] = []
         self.refused: list[Refusal] = []
         self.units: dict[fx.Node, float] = {}  # of every value that depends on the input: Note [Units]
-        self._replaced: dict[str, Any] = {}  # of modules that are called again
+        self._replaced: dict[
+            str, tuple[float, float]
+        ] = {}  # of modules that are called again: divisor, unit of the input
         self._folded: dict[
             int, Tensor | None
         ] = {}  # normalizations whose scale is in the layer before: bias of that layer
@@ -39,6 +50,7 @@ class Converter:
 
     def run(self) -> fx.GraphModule:
         """Walk, and make the result a module again."""
+        self._refuse_lost_writes()
         for node in list(self.model.graph.nodes):
             if node.op == "placeholder":
                 self.units[node] = 1.0
@@ -90,7 +102,7 @@ class Converter:
         if node in self._swallowed:
             self._install(node, nn.Identity(), module, "inside the layer before it")
         elif node.op == "call_module" and str(node.target) in self._replaced:
-            self.units[node] = unit * self._replaced[str(node.target)]  # a module that was met before
+            self._again(node, module, unit)
         elif isinstance(module, _WEIGHTED) and not type(module).__module__.startswith("orthogonium."):
             self._weighted(node, module, unit)
         elif isinstance(module, BATCH_NORM):
@@ -98,15 +110,36 @@ class Converter:
         else:
             result = replace(module, self._place(node), self.settings.activation)
             if result.module is not None:
-                self._install(node, result.module, module, result.note, per_call=isinstance(module, RELU_LIKE))
+                self._install(node, result.module, module, result.note, per_call=not _has_state(module))
             elif node.op != "call_module" and _is_stateful(module):
                 self._install(node, module, module, "follows train and eval")
-            self._remember(node, result.divided)
+            self._remember(node, result.divided, _has_state(module))
 
-    def _remember(self, node: fx.Node, divided: float) -> None:
-        self.units[node] *= divided
-        if node.op == "call_module":
-            self._replaced.setdefault(str(node.target), divided)
+    def _remember(self, node: fx.Node, divided: float, once: bool = True) -> None:
+        """Units behind a node; modules with parameters or statistics are replaced `once`, others for each call."""
+        unit = self.units[node]
+        self.units[node] = unit * divided
+        if node.op == "call_module" and once:
+            self._replaced.setdefault(str(node.target), (divided, unit))
+
+    def _again(self, node: fx.Node, module: nn.Module, unit: float) -> None:
+        """A module that was met before, and replaced for the unit that values had there."""
+        divided, before = self._replaced[str(node.target)]
+        self.units[node] = unit * divided
+        shifts = any(getattr(module, name, None) is not None for name in ("bias", "running_mean"))
+        if self.settings.keep and shifts and abs(unit - before) > 1e-9 * before:
+            raise CannotConvertError(
+                f"It is called again where values have the unit {unit:.4g} instead of {before:.4g}, which its bias or mean "
+                "would need, too. Use a module for each call, or new weights."
+            )
+
+    def _refuse_lost_writes(self) -> None:
+        """Modules that take the place of writes into their input have results of their own, which must be what is read."""
+        place = {node: i for i, node in enumerate(self.model.graph.nodes)}
+        for node, i in place.items():
+            written = node.all_input_nodes[0] if node.all_input_nodes and _writes(node, self.model) else None
+            if written is not None and any(place[user] > i for user in written.users):
+                self._refuse(node, "It writes into a tensor that is read again afterwards. Read its result instead.")
 
     def _place(self, node: fx.Node) -> Place:
         source = next(n for n in node.all_input_nodes if n in self.units)
@@ -150,7 +183,12 @@ class Converter:
         if follower is None or follower.op != "call_module":
             return None
         module = self.model.get_submodule(str(follower.target))
-        return module if isinstance(module, BATCH_NORM) else None
+        once = len(self._calls(str(node.target))) == len(self._calls(str(follower.target))) == 1
+        dense = node.op == "call_module" and isinstance(self.model.get_submodule(str(node.target)), nn.Linear)
+        other_axis = (
+            dense and len(shape_of(node) or ()) != 2
+        )  # features are last, a normalization looks at the second axis
+        return module if isinstance(module, BATCH_NORM) and once and not other_axis else None
 
     def _activation_behind(self, node: fx.Node) -> tuple[nn.Module | None, fx.Node | None]:
         """The activation that alone reads this node, maybe behind a normalization, as a layer may hold it inside."""
@@ -235,20 +273,27 @@ class Converter:
 
     def _function(self, node: fx.Node, values: list[fx.Node]) -> None:
         """Any other function of one value: divided by its constant, if that exceeds 1."""
-        if node.target in SUMS:
+        if node.target in SUMS and list(node.args).count(values[0]) == 1:
             self._shift(node, values[0])
             return
         if any(n not in values for n in node.all_input_nodes):
             raise CannotConvertError("It multiplies by a tensor that may be trained, or by a size: no bound is kept.")
         shape = shape_of(values[0])
         assert shape is not None
-        call = _Call(node)
+        call, unit = _Call(node), self.units[values[0]]
         constant = constant_of(call, shape[1:])
+        unit = 1.0 if unit == 1 or is_homogeneous(call, shape[1:]) else unit
         if constant > 1 + 1e-6:
             name = self._describe(node)
-            self._call(node, Scaled(call, 1 / constant), (values[0],))
+            self._call(node, Scaled(call, 1 / constant, unit), (values[0],))
             self.changes.append(Change(_name(node), name, f"{name} / {constant:.5g}", "divided by its constant"))
             self.units[node] = self.units[values[0]] * constant
+        elif unit != 1:
+            name = self._describe(node)
+            self._call(node, Scaled(call, 1.0, unit), (values[0],))
+            self.changes.append(
+                Change(_name(node), name, f"{name} in units of {unit:.5g}", "of values of its own size")
+            )
 
     def _shift(self, node: fx.Node, value: fx.Node) -> None:
         """A constant that is added comes in the unit of the value."""
@@ -257,7 +302,10 @@ class Converter:
             return
         (place,) = (i for i, argument in enumerate(node.args) if argument is not value)
         constant = node.args[place]
-        if isinstance(constant, fx.Node) and constant.op == "get_attr" and len(constant.users) == 1:
+        reads = [
+            n for n in self.model.graph.nodes if n.op == "get_attr" and n.target == getattr(constant, "target", None)
+        ]
+        if isinstance(constant, fx.Node) and len(reads) == 1 and len(constant.users) == 1:
             owner, _, name = str(constant.target).rpartition(".")
             with torch.no_grad():
                 getattr(self.model.get_submodule(owner), name).div_(unit)
@@ -320,6 +368,22 @@ class _Call(nn.Module):
 
 def _arithmetic(node: fx.Node) -> bool:
     return not isinstance(node.target, str) and node.target.__name__ in ("mul", "add", "sub", "floordiv")
+
+
+def _has_state(module: nn.Module) -> bool:
+    return next((True for _ in (*module.parameters(), *module.buffers())), False)
+
+
+def _writes(node: fx.Node, model: fx.GraphModule) -> bool:
+    """Whether a node writes into its first input, as its name or its `inplace` says."""
+    if node.op == "call_module":
+        return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return node.op.startswith("call") and (in_place or node.kwargs.get("inplace") is True or node.target in _AUGMENTED)
+
+
+_AUGMENTED = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 
 def _is_stateful(module: nn.Module) -> bool:

@@ -30,6 +30,7 @@ _MAX_POOL = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
 _AVG_POOL = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _ADAPTIVE_AVG = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_SIZES = (1e-4, 1e-2, 1.0, 1e2, 1e4)  # of inputs at which functions are tried
 
 
 class CannotConvertError(OrthogoniumError):
@@ -164,17 +165,17 @@ def _fixed_slope(module: Any) -> Result:
     return Result(nn.LeakyReLU(slope), note="a slope that is learned or random has no bound: fixed")
 
 
-def _is_homogeneous(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether `fn(2x) = 2 fn(x)`, so that units do not matter."""
+def is_homogeneous(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether `fn(2x) = 2 fn(x)`, for inputs of all sizes, so that units do not matter."""
     x = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return torch.allclose(module(2 * x), 2 * module(x))
+        return all(torch.allclose(module(2 * s * x), 2 * module(s * x), atol=1e-8 * s) for s in _SIZES)
 
 
 def _divided(module: nn.Module, place: Place) -> Result:
     """Any other function: divided by its constant, if that exceeds 1, and in its own units if these matter."""
     constant = constant_of(module, place.shape)
-    unit = 1.0 if place.unit == 1 or _is_homogeneous(module, place.shape) else place.unit
+    unit = 1.0 if place.unit == 1 or is_homogeneous(module, place.shape) else place.unit
     if constant <= 1 + 1e-6 and unit == 1:
         return Result()
     divisor = max(constant, 1.0) if constant > 1 + 1e-6 else 1.0

@@ -97,8 +97,6 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         max_iterations: int = 1000,
     ) -> None:
         super().__init__()
-        if isinstance(lipschitz, bool) or not isinstance(lipschitz, float | int) or not 0 < lipschitz < 1:
-            raise ParameterError(f"iResidual: lipschitz, of the branch, must be between 0 and 1, got {lipschitz!r}.")
         if not tolerance > 0 or max_iterations < 1:
             raise ParameterError(
                 f"iResidual needs a positive tolerance, and iterations: got {tolerance}, {max_iterations}."
@@ -109,8 +107,19 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
                 "iResidual: fn must be a chain (nn.Sequential) of layers that promise their constant, so that the branch is "
                 f"a contraction whatever the optimizer does: got {type(fn).__name__}. Pass `constant`, if you know one."
             )
-        self.fn, self.lipschitz, self.constant = fn, float(lipschitz), constant
+        self.fn, self.lipschitz, self.constant = fn, lipschitz, constant
         self.tolerance, self.max_iterations = tolerance, max_iterations
+
+    @property
+    def lipschitz(self) -> float:
+        """The constant of the branch."""
+        return self._lipschitz
+
+    @lipschitz.setter
+    def lipschitz(self, value: float) -> None:
+        if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
+            raise ParameterError(f"iResidual: lipschitz, of the branch, must be between 0 and 1, got {value!r}.")
+        self._lipschitz = float(value)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -45,7 +45,7 @@ class Scale(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.lipschitz = check_constant(lipschitz, "Scale")
+        self.lipschitz = lipschitz
         self.register_parameter(
             "alpha", nn.Parameter(torch.empty(1, device=device, dtype=dtype)) if learnable else None
         )
@@ -55,6 +55,15 @@ class Scale(nn.Module):
         """Back to where the factor starts."""
         if self.alpha is not None:
             nn.init.constant_(self.alpha, math.log(_START / (1 - _START)))
+
+    @property
+    def lipschitz(self) -> float:
+        """The factor, or its limit."""
+        return self._lipschitz
+
+    @lipschitz.setter
+    def lipschitz(self, value: float) -> None:
+        self._lipschitz = check_constant(value, "Scale")
 
     @property
     def factor(self) -> Tensor | float:
@@ -118,4 +127,6 @@ def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
 def _chain(module: nn.Module) -> list[Constrained]:
     if isinstance(module, Constrained):
         return [module]
-    return [layer for child in module for layer in _chain(child)] if isinstance(module, nn.Sequential) else []
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        return []
+    return [layer for child in module for layer in _chain(child)]

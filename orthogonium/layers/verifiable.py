@@ -113,7 +113,7 @@ def _fold_centering(model: nn.Module, graph: fx.Graph | None) -> None:
 @torch.no_grad()
 def _fold_one(model: nn.Module, centering: BatchCentering, layer: Any) -> None:
     shift = -centering.running_mean if centering.bias is None else centering.bias.detach() - centering.running_mean
-    if layer is None or (isinstance(layer, nn.Linear) and layer.out_features != len(shift)):
+    if layer is None or isinstance(layer, nn.Linear):  # whose features may be on another axis
         _replace(model, centering, Shift(shift))
         return
     shift = shift.to(layer.weight)

@@ -250,3 +250,21 @@ def test_layers_that_start_from_plain_ones(method):
     cls = parametrize.type_before_parametrizations(LipschitzLinear(6, 6, method=method))
     layer = cls.from_torch(plain, lipschitz=3.0)
     assert layer.lipschitz == 3 and layer.distance_to(plain) <= 0.02
+
+
+@pytest.mark.parametrize("value", [-5.0, 0.0, float("nan"), float("inf")])
+def test_the_factor_of_a_scale_stays_a_constant(value):
+    scale = Scale(2.0)
+    with pytest.raises(ParameterError):
+        scale.lipschitz = value
+    assert scale.lipschitz == 2.0
+
+
+class Skips(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def test_a_sequential_with_a_forward_of_its_own_is_no_chain():
+    with pytest.raises(ParameterError, match="no chain"):
+        spread_constant(Skips(OrthoLinear(4, 4), MaxMin()), 0.01)

@@ -281,3 +281,11 @@ def test_a_constant_that_is_wrong_is_refuted_by_the_inverse(dtype):
     block = iResidual(hooked, lipschitz=0.8)
     with pytest.raises(ParameterError, match="hook is wrong"):
         block.solve(block(torch.randn(4, 6, dtype=dtype)))
+
+
+@pytest.mark.parametrize("value", [2.0, 1.0, 0.0, -0.5, float("nan"), True])
+def test_the_constant_of_a_branch_stays_below_one(value):
+    block = iResidual(branch(), lipschitz=0.8)
+    with pytest.raises(ParameterError, match="between 0 and 1"):
+        block.lipschitz = value
+    assert block.lipschitz == 0.8

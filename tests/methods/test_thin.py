@@ -90,7 +90,7 @@ def test_random_kernels_begin_with_their_energy_in_the_middle(sizes):
     thin, half = kernels(*sizes)
     energies = []
     for kernel in (thin, half):
-        energy = torch.stack([built(kernel).square().sum((0, 1)) for _ in range(40)]).mean(0)
+        energy = torch.stack([built(kernel).square().sum((0, 1)) for _ in range(160)]).mean(0)
         energies.append(energy / energy.sum())
     torch.testing.assert_close(*energies, rtol=0, atol=0.05)
 

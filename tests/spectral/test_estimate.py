@@ -38,7 +38,7 @@ def test_converge():
     ritz = lanczos(layer, (3, 8, 8), steps=80)
     torch.testing.assert_close(ritz[0], exact[0])
     torch.testing.assert_close(ritz[-1], exact[-1], rtol=1e-6, atol=1e-9)
-    top = top_singular_values(layer, (3, 8, 8), 4, steps=500)
+    top = top_singular_values(layer, (3, 8, 8), 4, steps=2000)
     torch.testing.assert_close(top, exact[:4], rtol=1e-5, atol=0)
 
 

@@ -116,6 +116,7 @@ def test_after_a_request_to_stop(whole, tmp_path, signum, calls, step):
 
 def _signalling(signum, calls):
     """The small network, whose first layer sends the signal too; parameters keep their names."""
+    torch.manual_seed(RECIPE.seed)  # as `train` does
     network = small_network()
     network[0] = nn.Sequential(network[0], SignalAfter(signum, calls))
     return network
