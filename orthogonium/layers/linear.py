@@ -105,14 +105,14 @@ class OrthoLinear(_ConstrainedLinear):
         super().__init__(in_features, out_features, bias, device, dtype)
         constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params), lipschitz)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """`xWᵀ + b`, of wide layers in training without W: Note [Without W] of `linalg/in_turn.py`."""
         source = self.source()
-        if not self._pays_in_turn(x, source):
-            return F.linear(x, self.weight_of(source), self.bias)
+        if not self._pays_in_turn(input, source):
+            return F.linear(input, self.weight_of(source), self.bias)
         assert source is not None
-        y = apply_orthonormal_rows(x.reshape(-1, self.in_features), source[1][0])
-        y = y.reshape(*x.shape[:-1], self.out_features)
+        y = apply_orthonormal_rows(input.reshape(-1, self.in_features), source[1][0])
+        y = y.reshape(*input.shape[:-1], self.out_features)
         y = y if self.lipschitz == 1 else self.lipschitz * y
         return y if self.bias is None else y + self.bias
 

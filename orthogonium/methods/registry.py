@@ -87,15 +87,16 @@ class MethodTable(MutableMapping[str, Method]):
     def _complete(self) -> dict[str, Method]:
         if not self._is_complete:
             self._is_complete = True  # from here on: what is loaded may look at the table
+            all_loaded = False
             try:
                 for point in entry_points(group=ENTRY_POINTS):
                     loaded = point.load()
                     for method in [loaded] if isinstance(loaded, Method) else loaded:
                         if self._methods.get(method.name) is not method:  # it may have registered itself
                             self.add(method)
-            except BaseException:
-                self._is_complete = False
-                raise
+                all_loaded = True
+            finally:
+                self._is_complete = all_loaded  # else the next lookup tries again, and says the same
         return self._methods
 
     def __getitem__(self, name: str) -> Method:

@@ -150,3 +150,8 @@ def test_it_is_a_linear_layer():
     assert isinstance(layer, nn.Linear) and layer.bias is None
     assert layer.extra_repr() == nn.Linear(3, 5, False).extra_repr() + ", kernel=OrthogonalMatrix"
     assert str(layer.guarantee) == "all singular values 1, for raw parameters of full rank"
+
+
+def test_the_input_has_the_name_that_torch_gives_it():
+    layer, x = OrthoLinear(3, 5), torch.randn(2, 3)
+    torch.testing.assert_close(layer(input=x), layer(x))
