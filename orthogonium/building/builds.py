@@ -31,10 +31,16 @@ _MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch
 def sources(model: nn.Module) -> list[Source]:
     """The constraint and the raw parameters of each constrained weight of a model."""
     found: dict[Constraint, tuple[Tensor, ...]] = {}
-    for module in model.modules():
-        if isinstance(module, parametrize.ParametrizationList) and isinstance(module._modules.get("0"), Constraint):
-            constraint: Any = module._modules["0"]
+    seen, left = {model}, [model]
+    while left:  # as `model.modules()`, which is slow, but for what is inside of constraints
+        module = left.pop()
+        constraint: Any = module._modules.get("0") if isinstance(module, parametrize.ParametrizationList) else None
+        if isinstance(constraint, Constraint):
             found.setdefault(constraint, tuple(p for p in module._parameters.values() if p is not None))
+            continue
+        new = [child for child in module._modules.values() if child is not None and child not in seen]
+        seen.update(new)
+        left.extend(reversed(new))
     return list(found.items())
 
 

@@ -28,7 +28,7 @@ _kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # of what 
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels have in common that may be built at once: type, sizes and options. None for one that is built alone."""
-    if "build" in vars(kernel) or any(_hooks(part) for part in kernel.modules()):
+    if "build" in vars(kernel) or _hooks(kernel):
         return None
     if kernel not in _kinds:
         description = _describe(kernel)
@@ -41,7 +41,10 @@ _numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to comp
 
 
 def _hooks(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+    """Whether it has hooks, or what it consists of."""
+    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+        return True
+    return any(_hooks(inner) for inner in part._modules.values() if inner is not None)
 
 
 def _describe(part: nn.Module) -> Hashable:
