@@ -45,6 +45,8 @@ def models(
             print_table(f"Options of {name}", ["name", "value"], _rows({**entry.options, **chosen}))
         else:
             print_table("Options (--model-option NAME=VALUE)", ["name", "default"], _rows(entry.options))
+            if entry.large_options:
+                print_table("Above 64×64 pixels", ["name", "default"], _rows(entry.large_options))
     if trained:
         certified = [", ".join(f"{e}: {percent(a)}" for e, a in each.certified_accuracy.items()) for each in trained]
         weights = zip(trained, certified, strict=True)
@@ -62,8 +64,13 @@ def _as_json(entry: Any) -> dict[str, Any]:
         "summary": entry.summary,
         "provenance": entry.provenance,
         "image_shape": list(entry.image_shape),
-        "options": {key: value if _is_plain(value) else repr(value) for key, value in entry.options.items()},
+        "options": _plain(entry.options),
+        "large_options": _plain(entry.large_options),
     }
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if _is_plain(value) else repr(value) for key, value in options.items()}
 
 
 def _is_plain(value: Any) -> bool:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.models.network_parts import ClassifierParts, check_image, halved
+from orthogonium.models.network_parts import STEM_AND_POOL, ClassifierParts, check_image, halved
 from orthogonium.models.registry import register
 
 
-@register(image_shape=(3, 32, 32))
+@register(image_shape=(3, 32, 32), large=STEM_AND_POOL)
 def aocnet_tiny(
     image_shape: Sequence[int],
     n_classes: int,

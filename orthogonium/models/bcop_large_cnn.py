@@ -12,14 +12,15 @@ from torch import nn
 
 from orthogonium.class_param import ClassParam
 from orthogonium.layers import AdaptiveOrthoConv2d
-from orthogonium.models.network_parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, halved
+from orthogonium.models.patch_based_cnn import patches
 from orthogonium.models.published import MAXMIN, ORTHOGONAL, pool_and_flatten, published_parts
 from orthogonium.models.registry import register
 
 _CONV = ClassParam(AdaptiveOrthoConv2d, bias=True, padding_mode="circular")
 
 
-@register(image_shape=(3, 32, 32))
+@register(image_shape=(3, 32, 32), large={"patch_size": 7})
 def bcop_large_cnn(
     img_shape: Sequence[int] = (3, 32, 32),
     n_classes: int = 10,
@@ -27,6 +28,8 @@ def bcop_large_cnn(
     act: Factory = MAXMIN,
     lin: Factory = ORTHOGONAL,
     norm: Factory | None = None,
+    *,
+    patch_size: int = 1,
 ) -> nn.Module:
     """Plain network for CIFAR-10: four convolutions and three dense layers.
 
@@ -37,10 +40,14 @@ def bcop_large_cnn(
         act: a class that is called without arguments.
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
+        patch_size: kernel size and stride of a convolution in front of the others; 1 for none. Images are continued by
+            zeros to a multiple of it.
     """
-    channels, height, width = check_image("bcop_large_cnn", img_shape, n_classes)
+    layers, (channels, height, width) = patches("bcop_large_cnn", img_shape, n_classes, patch_size)
     parts = published_parts(conv, act, norm, norm_last=True)
-    layers: list[nn.Module] = []
+    if patch_size > 1:
+        layers += parts.unit(channels, 32, patch_size, stride=patch_size)
+        channels = 32
     for w, kernel_size, stride in ((32, 3, 1), (64, 5, 2), (64, 3, 1), (64, 5, 2)):
         layers += parts.unit(channels, w, kernel_size, stride)
         channels = w

@@ -46,7 +46,7 @@ def _depthwise_of(conv: Factory) -> Factory:
     return AdaptiveSOCConv2d
 
 
-@register(image_shape=(3, 32, 32))
+@register(image_shape=(3, 32, 32), large={"patch_size": 7})
 def conv_mixer_inspired(
     img_shape: Sequence[int] = (3, 32, 32),
     dim: int = 128,
@@ -71,7 +71,7 @@ def conv_mixer_inspired(
         dim: channels between blocks.
         depth: number of blocks.
         kernel_size: of the grouped convolutions.
-        patch_size: kernel size and stride of the first convolution.
+        patch_size: kernel size and stride of the first convolution; images are continued by zeros to a multiple.
         expand_factor: channels inside a block, as a multiple of `dim`.
         channels_per_group: output channels of a group of the grouped convolutions.
         n_classes: number of logits.
@@ -83,7 +83,7 @@ def conv_mixer_inspired(
         depthwise: takes the place of `conv` where a group has one channel and our orthogonal convolution could only
             shift it; None for adaptive SOC with the same options.
     """
-    (channels, height, width), patch = patches("conv_mixer_inspired", img_shape, n_classes, patch_size)
+    layers, (channels, height, width) = patches("conv_mixer_inspired", img_shape, n_classes, patch_size)
     groups = mixer_groups("conv_mixer_inspired", dim * expand_factor, channels_per_group)
     if dim % groups:
         raise ParameterError(
@@ -93,7 +93,7 @@ def conv_mixer_inspired(
     parts = published_parts(conv, act, norm)
     shifts = channels_per_group == 1 and _only_shifts(conv)
     spatial = published_parts(depthwise or _depthwise_of(conv), act, norm) if shifts else parts
-    layers = [parts.convolution(channels, dim, patch, stride=patch)]
+    layers.append(parts.convolution(channels, dim, patch_size, stride=patch_size))
     for _ in range(depth):
         across = spatial.unit(dim, dim * expand_factor, kernel_size, groups=groups)
         layers.append(nn.Sequential(*across, *parts.unit(dim * expand_factor, dim, 1)))

@@ -19,6 +19,9 @@ from orthogonium.models.network_parts import ClassifierParts, Factory, check_ima
 from orthogonium.models.registry import member, register
 
 
+_LARGE = {"patch": 7, "pool": "l2"}  # as ConvMixer has it for ImageNet: no stage follows that would halve the image
+
+
 def mixer_groups(model: str, dim: int, channels_per_group: int) -> int:
     """Number of groups of `channels_per_group` channels that make up `dim`."""
     if channels_per_group < 1 or dim % channels_per_group:
@@ -40,7 +43,7 @@ def _convmixer(
     """ConvMixer: grouped convolutions for space and 1×1 convolutions for channels, by turns.
 
     Args:
-        image_shape: channels, height, width; the patch of `parts` must divide the image.
+        image_shape: channels, height, width.
         n_classes: number of logits.
         parts: its layers and its two ends.
         dim: channels of all convolutions.
@@ -59,9 +62,9 @@ def _convmixer(
     return parts.assemble(first, features, (dim, height, width), n_classes)
 
 
-lip_convmixer_tiny = register(image_shape=(3, 32, 32))(
+lip_convmixer_tiny = register(image_shape=(3, 32, 32), large=_LARGE)(
     member(_convmixer, "lip_convmixer_tiny", "ConvMixer of 4 pairs of convolutions on 64 channels.", dim=64, depth=4)
 )
-lip_convmixer_small = register(image_shape=(3, 32, 32))(
+lip_convmixer_small = register(image_shape=(3, 32, 32), large=_LARGE)(
     member(_convmixer, "lip_convmixer_small", "ConvMixer of 8 pairs of convolutions on 256 channels.", dim=256, depth=8)
 )

@@ -22,7 +22,7 @@ from orthogonium.layers import (
     PrescaledAdditiveResidual,
     ScaledMaxPool2d,
 )
-from orthogonium.models.network_parts import ClassifierParts, Factory, Parts, check_image, halved, one_of
+from orthogonium.models.network_parts import STEM_AND_POOL, ClassifierParts, Factory, Parts, check_image, halved, one_of
 from orthogonium.models.published import (
     AVG_POOL,
     MAXMIN,
@@ -96,7 +96,7 @@ def _resnet(
     return parts.assemble(first, features, (channels, *size), n_classes)
 
 
-lip_resnet_tiny = register(image_shape=(3, 32, 32))(
+lip_resnet_tiny = register(image_shape=(3, 32, 32), large=STEM_AND_POOL)(
     member(
         _resnet,
         "lip_resnet_tiny",
@@ -105,7 +105,7 @@ lip_resnet_tiny = register(image_shape=(3, 32, 32))(
         depths=(1, 1, 1),
     )
 )
-lip_resnet18 = register(image_shape=(3, 32, 32))(
+lip_resnet18 = register(image_shape=(3, 32, 32), large=STEM_AND_POOL)(
     member(
         _resnet,
         "lip_resnet18",

@@ -67,6 +67,10 @@ POOLS: dict[str, Callable[[], nn.Module]] = {
 HEADS: dict[str, Factory] = {"global": OrthoLinear, "classwise": UnitNormLinear}
 _TRANSITION = {"sll": "sll-aoc"}
 
+STEM_AND_POOL = {"patch": 4, "pool": "l2"}
+"""Options of `ClassifierParts` for large images, as residual networks treat those of ImageNet: a first convolution of
+stride 4 (blocks of 4×4 pixels become channels, which loses nothing), and one number for each channel in the end."""
+
 
 def one_of(table: dict[str, Any], name: str, what: str) -> Any:
     """The entry of a table, or an error that lists its keys."""
@@ -85,6 +89,26 @@ def check_image(model: str, image_shape: Sequence[int], n_classes: int) -> Image
     if not isinstance(n_classes, int) or n_classes < 1:
         raise ParameterError(f"{model}: n_classes must be a positive integer, got {n_classes!r}.")
     return shape
+
+
+def whole_patches(
+    model: str, option: str, patch: int, size: tuple[int, int]
+) -> tuple[list[nn.Module], tuple[int, int]]:
+    """What continues an image by zeros to a multiple of the patch, if it is none, and its height and width in patches.
+
+    >>> from orthogonium.models.network_parts import whole_patches
+    >>> whole_patches("", "", 7, (224, 225))
+    ([ZeroPad2d((0, 6, 0, 0))], (32, 33))
+    """
+    height, width = size
+    if not 1 <= patch <= min(size):
+        raise ParameterError(
+            f"{model}: {option}, the size of blocks of pixels, must be between 1 and that of the image {height}×{width}: "
+            f"got {patch}."
+        )
+    counts = -(-height // patch), -(-width // patch)
+    down, right = counts[0] * patch - height, counts[1] * patch - width
+    return [nn.ZeroPad2d((0, right, 0, down))] if down or right else [], counts
 
 
 def same_padding(kernel_size: int, stride: int) -> int | str:
@@ -217,7 +241,8 @@ class ClassifierParts(Parts):
     """The layers of a classifier with its two ends: the options that the families of `create_model` share.
 
     Attributes:
-        patch: size of the blocks of pixels that become channels in front of the first convolution.
+        patch: size of the blocks of pixels that become channels in front of the first convolution; images of other sizes
+            are continued by zeros to a multiple of it.
         mean: of the pixels, subtracted inside the model.
         std: of the pixels, divided by inside the model: the constant of the model becomes `1/min std`.
         pool: "flatten", "avg", "l2" or "max", before the dense layers.
@@ -238,13 +263,11 @@ class ClassifierParts(Parts):
         layers: list[nn.Module] = []
         if self.mean is not None or self.std is not None:
             layers.append(InputNormalization(channels, 0.0 if self.mean is None else self.mean, self.std))
-        if self.patch < 1 or height % self.patch or width % self.patch:
-            raise ParameterError(
-                f"{model}: patch, the size of blocks of pixels, must divide the image {height}×{width}: got {self.patch}."
-            )
+        continued, (height, width) = whole_patches(model, "patch", self.patch, (height, width))
+        layers += continued
         if self.patch > 1:
             layers.append(InvertibleDownsampling(self.patch))
-        return layers, (channels * self.patch**2, height // self.patch, width // self.patch)
+        return layers, (channels * self.patch**2, height, width)
 
     def assemble(
         self, first: list[nn.Module], features: list[nn.Module], shape: ImageShape, n_classes: int

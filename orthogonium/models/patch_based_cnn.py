@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from orthogonium.errors import ParameterError
 from orthogonium.layers import PrescaledAdditiveResidual
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.network_parts import Factory, ImageShape, check_image
+from orthogonium.models.network_parts import Factory, ImageShape, check_image, whole_patches
 from orthogonium.models.published import (
     AVG_POOL,
     CIRCULAR_CONV,
@@ -27,15 +26,16 @@ from orthogonium.models.published import (
 from orthogonium.models.registry import register
 
 
-def patches(model: str, img_shape: Sequence[int], n_classes: int, patch_size: int) -> tuple[ImageShape, int]:
-    """Channels of an image and size in patches, checked; and the size of a patch."""
-    channels, height, width = check_image(model, img_shape, n_classes)
-    if patch_size < 1 or height % patch_size or width % patch_size:
-        raise ParameterError(f"{model}: patch_size must divide the image {height}×{width}, got {patch_size}.")
-    return (channels, height // patch_size, width // patch_size), patch_size
+def patches(
+    model: str, img_shape: Sequence[int], n_classes: int, patch_size: int
+) -> tuple[list[nn.Module], ImageShape]:
+    """What continues an image to a multiple of the patch, if it is none; channels of the image and size in patches."""
+    channels, *size = check_image(model, img_shape, n_classes)
+    layers, (height, width) = whole_patches(model, "patch_size", patch_size, (size[0], size[1]))
+    return layers, (channels, height, width)
 
 
-@register(image_shape=(3, 32, 32))
+@register(image_shape=(3, 32, 32), large={"patch_size": 7})
 def patch_based_cnn(
     img_shape: Sequence[int] = (3, 32, 32),
     dim: int = 128,
@@ -57,7 +57,7 @@ def patch_based_cnn(
         dim: channels of the convolutions.
         depth: number of convolutions after the first.
         kernel_size: of these.
-        patch_size: kernel size and stride of the first.
+        patch_size: kernel size and stride of the first; images are continued by zeros to a multiple of it.
         n_classes: number of logits.
         groups: of the convolutions after the first.
         conv: a class with the arguments of `nn.Conv2d`.
@@ -66,9 +66,9 @@ def patch_based_cnn(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
     """
-    (channels, height, width), patch = patches("patch_based_cnn", img_shape, n_classes, patch_size)
+    layers, (channels, height, width) = patches("patch_based_cnn", img_shape, n_classes, patch_size)
     first, parts = (published_parts(conv, act, norm, norm_last) for norm_last in (True, False))
-    layers = first.unit(channels, dim, patch, stride=patch)
+    layers += first.unit(channels, dim, patch_size, stride=patch_size)
     layers += [nn.Sequential(*parts.unit(dim, dim, kernel_size, groups=groups)) for _ in range(depth)]
     pooling, features = pool_and_flatten(pool, dim, height, width)
     return nn.Sequential(*layers, *pooling, lin(features, n_classes))
@@ -98,7 +98,7 @@ def patch_based_expanded_cnn(
         dim: channels between blocks.
         depth: number of blocks.
         kernel_size: of the grouped convolutions.
-        patch_size: kernel size and stride of the first convolution.
+        patch_size: kernel size and stride of the first convolution; images are continued by zeros to a multiple.
         expand_factor: channels inside a block, as a multiple of `dim`.
         groups: of the convolutions that widen; None for groups of two channels.
         n_classes: number of logits.
@@ -109,11 +109,11 @@ def patch_based_expanded_cnn(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
     """
-    (channels, height, width), patch = patches("patch_based_expanded_cnn", img_shape, n_classes, patch_size)
+    layers, (channels, height, width) = patches("patch_based_expanded_cnn", img_shape, n_classes, patch_size)
     parts = published_parts(conv, act, norm)
     wrapper = (PrescaledAdditiveResidual if skip else None) if isinstance(skip, bool) else skip
     inner, groups = dim * expand_factor, dim // 2 if groups is None else groups
-    layers = [parts.convolution(channels, dim, patch, stride=patch)]
+    layers.append(parts.convolution(channels, dim, patch_size, stride=patch_size))
     for _ in range(depth):
         branch = [*parts.unit(dim, inner, kernel_size, groups=groups), parts.convolution(inner, dim, 1)]
         layers.append(residual(parts, wrapper, branch))

@@ -26,6 +26,7 @@ class ModelEntry:
         image_shape: the default one, (channels, height, width).
         n_classes: the default number of classes.
         options: the keywords of `create_model` for this model, with their defaults.
+        large_options: the defaults that take their place for images of more than `SMALL_IMAGE` pixels.
         types: what they may be.
         build: the function that makes it, of an image shape, a number of classes and options.
     """
@@ -36,21 +37,31 @@ class ModelEntry:
     image_shape: tuple[int, int, int]
     n_classes: int
     options: Mapping[str, Any]
+    large_options: Mapping[str, Any]
     types: Mapping[str, Any]
     build: Callable[..., nn.Module]
+
+    def defaults(self, image_shape: Sequence[int]) -> dict[str, Any]:
+        """The options a model for these images has unless others are given."""
+        return {**self.options, **(self.large_options if is_large(image_shape) else {})}
 
 
 REGISTRY: dict[str, ModelEntry] = {}
 """All models by name."""
 
+SMALL_IMAGE = 64 * 64
+"""Pixels up to which a network for small images keeps its resolution; beyond them it has the stem and pooling of
+`large_options`: the dense layer behind a flattened image of 224×224 pixels would have hundreds of millions of weights."""
+
 
 def register(
-    *, image_shape: tuple[int, int, int], n_classes: int = 10
+    *, image_shape: tuple[int, int, int], n_classes: int = 10, large: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Enter a function `(image shape, number of classes, options…)` under its own name.
 
     The first line of its docstring is the summary, the second paragraph of the docstring of its module the provenance. Of an
-    argument whose default is a dataclass the fields are options, with the values of that default.
+    argument whose default is a dataclass the fields are options, with the values of that default. `large` are other
+    defaults for large images; the function itself keeps its own ones.
     """
 
     def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -64,8 +75,11 @@ def register(
             types |= get_type_hints(type(default))
             options |= {f.name: getattr(default, f.name) for f in fields(default)}
             owner |= {f.name: argument for f in fields(default)}
+        assert large.keys() <= options.keys()
 
         def make(image_shape: Sequence[int], n_classes: int, **chosen: Any) -> nn.Module:
+            if is_large(image_shape):
+                chosen = {**large, **chosen}
             arguments = {option: value for option, value in chosen.items() if option not in owner}
             for argument, default in shared.items():
                 changes = {option: value for option, value in chosen.items() if owner.get(option) == argument}
@@ -80,12 +94,22 @@ def register(
             image_shape,
             n_classes,
             MappingProxyType(options),
+            MappingProxyType(dict(large)),
             MappingProxyType(types),
             make,
         )
         return build
 
     return enter
+
+
+def is_large(image_shape: Sequence[int]) -> bool:
+    """Whether images (channels, height, width) have more than `SMALL_IMAGE` pixels.
+
+    Shapes that are none of an image are not: the model says what is wrong with them.
+    """
+    sides = tuple(image_shape)[1:]
+    return len(sides) == 2 and all(isinstance(n, int) for n in sides) and sides[0] * sides[1] > SMALL_IMAGE
 
 
 def member(family: Callable[..., nn.Module], name: str, summary: str, **defaults: Any) -> Callable[..., nn.Module]:

@@ -54,7 +54,7 @@ class Pretrained:
 
     def differences(self, image_shape: Sequence[int] | None, n_classes: int | None, options: Mapping[str, Any]) -> str:
         """What a caller asks for and these weights are not; empty if they fit."""
-        defaults = find(self.model).options
+        defaults = find(self.model).defaults(self.image_shape)
         own = {"image_shape": self.image_shape, "n_classes": self.n_classes, **defaults, **self.options}
         asked = {"image_shape": image_shape, "n_classes": n_classes}
         given = {**{k: v for k, v in asked.items() if v is not None}, **options}

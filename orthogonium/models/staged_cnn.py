@@ -50,14 +50,13 @@ def _staged(
     norm: Factory | None,
     pool: Factory | None,
 ) -> nn.Module:
-    (channels, height, width), patch = patches(model, img_shape, n_classes, patch_size)
+    layers, (channels, height, width) = patches(model, img_shape, n_classes, patch_size)
     if not dim_repeats or any(dim < 1 or repeats < 1 for dim, repeats in dim_repeats):
         raise ParameterError(f"{model}: dim_repeats lists (channels, convolutions) of each stage: got {dim_repeats}.")
     parts = published_parts(conv, act, norm, norm_last=True)
     kernel_size = _kernel_size(conv)
-    layers: list[nn.Module] = []
-    if patch > 1:
-        layers += parts.unit(channels, dim_repeats[0][0], patch, stride=patch)
+    if patch_size > 1:
+        layers += parts.unit(channels, dim_repeats[0][0], patch_size, stride=patch_size)
         channels = dim_repeats[0][0]
     for stage, (dim, repeats) in enumerate(dim_repeats):
         if stage:
@@ -74,7 +73,7 @@ def _staged(
     return nn.Sequential(*layers, head(features, n_classes))
 
 
-@register(image_shape=(3, 32, 32))
+@register(image_shape=(3, 32, 32), large={"patch_size": 7})
 def staged_cnn(
     img_shape: Sequence[int] = (3, 32, 32),
     dim_repeats: Stages = ((64, 2), (128, 2)),
@@ -85,6 +84,8 @@ def staged_cnn(
     pool: Factory | None = None,
     lin: Factory = ORTHOGONAL,
     norm: Factory | None = LAYER_CENTERING,
+    *,
+    patch_size: int = 1,
 ) -> nn.Module:
     """Plain network for CIFAR-10: stages of convolutions, then dense layers.
 
@@ -98,9 +99,11 @@ def staged_cnn(
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
+        patch_size: kernel size and stride of a convolution in front of the first stage; 1 for none. Images are continued
+            by zeros to a multiple of it.
     """
-    sizes = (dim_repeats, dim_nb_dense, n_classes)
-    return _staged("staged_cnn", img_shape, 1, *sizes, conv, act, lin, lin, norm, pool)
+    sizes = (patch_size, dim_repeats, dim_nb_dense, n_classes)
+    return _staged("staged_cnn", img_shape, *sizes, conv, act, lin, lin, norm, pool)
 
 
 @register(image_shape=(3, 224, 224), n_classes=1000)
@@ -122,7 +125,7 @@ def large_staged_cnn(
 
     Args:
         img_shape: channels, height, width.
-        patch_size: kernel size and stride of the first convolution.
+        patch_size: kernel size and stride of the first convolution; images are continued by zeros to a multiple.
         dim_repeats: channels and number of convolutions of each stage.
         dim_nb_dense: width and number of the dense layers before the head.
         n_classes: number of logits.

@@ -59,7 +59,7 @@ def test_family_members_have_their_own_defaults():
         ({"mean": "x"}, "a number, a list of numbers, or null"),
         ({"widths": (7,)}, "multiple of 2 channels, got 7"),
         ({"widths": ()}, "needs a stage"),
-        ({"patch": 3}, "must divide the image 8×8"),
+        ({"patch": 9}, "between 1 and that of the image 8×8: got 9"),
         ({"std": 0.0}, "positive"),
         ({"mean": (0.1, 0.2)}, "each of the 1 channels"),
         ({"image_shape": (8, 8)}, r"\(channels, height, width\)"),
@@ -84,8 +84,8 @@ def test_wrong_options_of_the_families():
         create_model("lip_resnet_tiny", (1, 8, 8), widths=(9,), depths=(1,), act="abs", skip="concat")
     with pytest.raises(ParameterError, match="must divide dim 64"):
         create_model("lip_convmixer_tiny", channels_per_group=3)
-    with pytest.raises(ParameterError, match="patch_size must divide"):
-        create_model("patch_based_cnn", patch_size=3)
+    with pytest.raises(ParameterError, match="patch_size.*between 1 and that of the image 32×32: got 0"):
+        create_model("patch_based_cnn", patch_size=0)
 
 
 @pytest.mark.parametrize("name, size", [("lip_vgg", 16), ("lip_resnet", 3), ("sllxbcop_resnet50", 3)])
