@@ -1,6 +1,7 @@
 """Constrained layers and everything else a 1-Lipschitz network is made of, in one flat place to import from."""
 
 from orthogonium.layers.attention import DistanceAttention, TokenMixing, attention_constant, distance_attention
+from orthogonium.layers.channel_shift import ChannelShift
 from orthogonium.layers.channel_shuffle import ChannelShuffle
 from orthogonium.layers.conv.aoc import (
     AdaptiveOrthoConv1d,
@@ -123,6 +124,7 @@ from orthogonium.layers.pooling import (
     ScaledMaxPool2d,
     ScaledMaxPool3d,
 )
+from orthogonium.layers.positional_bias import PositionalBias
 from orthogonium.layers.residual import (
     AdditiveResidual,
     ConcatResidual,
@@ -171,6 +173,7 @@ __all__ = [
     "CPLConv3d",
     "CPLLinear",
     "CReLU",
+    "ChannelShift",
     "ChannelShuffle",
     "ConcatResidual",
     "ConvexSum",
@@ -209,6 +212,7 @@ __all__ = [
     "MaxMin",
     "NActivation",
     "OrthoLinear",
+    "PositionalBias",
     "PrescaledAdditiveResidual",
     "RKOConv1d",
     "RKOConv2d",

@@ -56,8 +56,9 @@ def inverse(module: nn.Module) -> nn.Module:
 
     Known are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular padding that
     keeps every window, or without padding where windows tile the image; the stride must divide the image),
-    `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `CReLU`, `Scale`, `ConcatResidual`, `iResidual`,
-    `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and chains (`nn.Sequential`) of these.
+    `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `ChannelShift`, `CReLU`, `Scale`, `ConcatResidual`,
+    `iResidual`, `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and chains (`nn.Sequential`)
+    of these.
     Note [Undone] says what cannot be undone.
 
     Raises:

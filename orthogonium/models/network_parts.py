@@ -23,6 +23,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.layers import (
     Abs,
     BatchCentering2D,
+    ConcatResidual,
     GlobalL2NormPool,
     GlobalMaxPool,
     GroupSort,
@@ -51,6 +52,7 @@ ACTIVATIONS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
     "groupsort": (4, lambda channels: GroupSort(4)),
     "householder": (2, HouseHolder),
     "abs": (1, lambda channels: Abs()),
+    "half-abs": (2, lambda channels: ConcatResidual(Abs())),  # on the second half of the channels
     "nactivation": (1, NActivation),
     "relu": (1, lambda channels: nn.ReLU()),
 }

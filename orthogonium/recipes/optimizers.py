@@ -56,16 +56,16 @@ def create_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer of `OPTIMIZERS` over two groups: matrices and kernels are decayed, vectors only with `decay_biases`.
 
-    Vectors are the biases of layers and of centering, and the scales of rescaling methods. Running statistics are buffers:
+    Vectors are the biases of layers and of centering (positional ones too, whatever their shape), and the scales of rescaling methods. Running statistics are buffers:
     no optimizer sees them. Fused kernels are used where the optimizer has them: the loop over parameters costs more
     than the arithmetic in small networks.
     """
     check_optimizer(name, options)
     factory, defaults = OPTIMIZERS[name]
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-    for _, parameter in parameters:
+    for name_of, parameter in parameters:
         if parameter.requires_grad:
-            groups[parameter.dim() <= 1].append(parameter)
+            groups[parameter.dim() <= 1 or name_of.endswith("bias")].append(parameter)
     decays = (weight_decay, weight_decay if decay_biases else 0.0)
     arguments = {**defaults, **options}
     if "fused" in inspect.signature(factory).parameters:

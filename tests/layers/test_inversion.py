@@ -16,6 +16,7 @@ from orthogonium.layers import (
     AdaptiveOrthoConvTranspose2d,
     AdaptiveSOCConv2d,
     AOLLinear,
+    ChannelShift,
     ChannelShuffle,
     ConcatResidual,
     CReLU,
@@ -63,6 +64,7 @@ LAYERS = {
     "crelu": (CReLU, (5, 3)),
     "scale": (lambda: Scale(4.0, learnable=True), (5,)),
     "half": (lambda: ConcatResidual(AdaptiveOrthoConv2d(2, 2, 3)), (4, 4, 4)),
+    "shift": (lambda: ChannelShift(2), (6, 5, 3)),
     "unflatten": (lambda: nn.Unflatten(1, (2, 3)), (6, 2)),
 }
 

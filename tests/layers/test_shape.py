@@ -4,7 +4,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers.channel_shift import ChannelShift
 from orthogonium.layers.channel_shuffle import ChannelShuffle
+from orthogonium.layers.positional_bias import PositionalBias
 from orthogonium.layers.shape import InvertibleDownsampling, InvertibleUpsampling, IsometricPad, pad_constant
 from tests.jacobians import jacobian, singular_values
 
@@ -98,7 +100,46 @@ def test_channel_shuffle_is_torchs_when_the_last_group_is_single():
     assert torch.equal(ChannelShuffle(3, 2, dim=-1)(last), ChannelShuffle(3, 2)(x).movedim(1, -1))
 
 
+@pytest.mark.parametrize("shape", [(2, 7, 5, 4), (1, 12, 3, 3), (2, 4, 6, 2), (1, 5, 4), (1, 9, 2, 3, 2)])
+@pytest.mark.parametrize("pixels", [1, 2, -3])
+def test_channel_shift_is_a_permutation_in_every_direction(shape, pixels):
+    layer = ChannelShift(pixels)
+    x = torch.randn(shape)
+    y = layer(x)
+    assert is_permutation(layer, x)
+    assert torch.equal(layer.inverse()(y), x)
+    parts, axes = 2 * (len(shape) - 2), range(2, len(shape))
+    share = max(shape[1] // (parts + 1), 1)
+    expected = x.clone()  # by indices instead of `roll`
+    for part, (axis, sign) in enumerate((axis, sign) for axis in axes for sign in (1, -1)):
+        channels = slice(part * share, (part + 1) * share)
+        source = (torch.arange(shape[axis]) - sign * pixels) % shape[axis]
+        expected[:, channels] = x[:, channels].index_select(axis, source)
+    assert torch.equal(y, expected)
+    assert torch.equal(y[:, parts * share :], x[:, parts * share :])
+
+
+def test_positional_bias_is_a_translation_of_one_shape():
+    layer = PositionalBias((2, 3, 3))
+    x = torch.randn(4, 2, 3, 3)
+    assert torch.equal(layer(x), x)
+    torch.nn.init.normal_(layer.bias)
+    assert torch.equal(layer(x), x + layer.bias) and layer(x.bfloat16()).dtype == torch.bfloat16
+    layer.reset_parameters()
+    assert torch.equal(layer(x), x)
+    with pytest.raises(ShapeError, match=r"shape \(2, 3, 3\): got \(4, 2, 1, 1\)"):
+        layer(x[..., :1, :1])
+    with pytest.raises(ParameterError, match="positive sizes"):
+        PositionalBias((2, 0))
+
+
 def test_bad_arguments_are_rejected():
+    with pytest.raises(ParameterError, match="not 0"):
+        ChannelShift(0)
+    with pytest.raises(ShapeError, match="two channels for each"):
+        ChannelShift()(torch.randn(1, 3, 4, 4))
+    with pytest.raises(ShapeError, match="spatial axis"):
+        ChannelShift()(torch.randn(1, 3))
     for layer in (InvertibleDownsampling, InvertibleUpsampling):
         with pytest.raises(ParameterError, match="≥ 1"):
             layer((2, 0))
@@ -130,18 +171,21 @@ def test_bad_arguments_are_rejected():
 
 def test_printed_form():
     layers = [InvertibleDownsampling(2), IsometricPad(1, "reflect"), ChannelShuffle(2, 3), ChannelShuffle(2, 3, dim=-1)]
+    layers += [ChannelShift(2), PositionalBias((2, 3))]
     assert [repr(layer) for layer in layers] == [
         "InvertibleDownsampling(2)",
         "IsometricPad(1, mode='reflect')",
         "ChannelShuffle(2, 3)",
         "ChannelShuffle(2, 3, dim=-1)",
+        "ChannelShift(2)",
+        "PositionalBias((2, 3))",
     ]
 
 
 def test_compiles_in_one_graph():
     torch.compiler.reset()
     model = nn.Sequential(
-        IsometricPad(1, "circular"), InvertibleDownsampling(2), ChannelShuffle(2, 4), InvertibleUpsampling(2)
+        IsometricPad(1, "circular"), InvertibleDownsampling(2), ChannelShuffle(2, 4), ChannelShift(), InvertibleUpsampling(2)
     )
     x = torch.randn(2, 2, 6, 6)
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))

@@ -6,6 +6,8 @@ SMALL = {
     "aocnet_tiny": ((1, 8, 8), {"widths": (8, 12), "hidden": (16,)}),
     "lip_resnet_tiny": ((1, 8, 8), {"widths": (8, 12), "depths": (1, 1)}),
     "lip_resnet18": ((3, 6, 6), {"widths": (8,), "depths": (1,), "skip": "concat", "patch": 2}),
+    "lip_shift_mixer": ((3, 8, 8), {"dim": 12, "depth": 3}),
+    "liresnet": ((1, 8, 8), {"width": 8, "depth": 2, "neck": 12, "hidden": (16,)}),
     "lip_convmixer_tiny": ((1, 8, 8), {"dim": 16, "depth": 2, "kernel_size": 3}),
     "lip_convmixer_small": ((3, 8, 8), {"dim": 16, "depth": 1, "skip": "prescaled", "patch": 4, "kernel_size": 3}),
     "aocnet_v1": ((3, 16, 16), {"base_width": 4, "embedding_dim": 16, "groups": 2, "block_depth": 1}),

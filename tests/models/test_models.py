@@ -116,7 +116,7 @@ def test_pools_and_heads(pool, head, kind, layer):
     assert model(torch.rand(2, *shape)).shape == (2, 5)
 
 
-@pytest.mark.parametrize("act", ["maxmin", "groupsort", "householder", "abs", "nactivation", "relu"])
+@pytest.mark.parametrize("act", ["maxmin", "groupsort", "householder", "abs", "half-abs", "nactivation", "relu"])
 @pytest.mark.parametrize("norm", [None, "batch-centering", "layer-centering"])
 def test_activations_and_norms(act, norm):
     model, shape = small("aocnet_tiny", act=act, norm=norm)

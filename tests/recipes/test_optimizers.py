@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from orthogonium.layers import PositionalBias
 from orthogonium.recipes.optimizers import create_optimizer, set_learning_rate
 from orthogonium.training import OPTIMIZERS
 
@@ -35,6 +36,12 @@ def test_vectors_are_decayed_only_if_asked(decay_biases):
     optimizer.step()
     torch.testing.assert_close(layer.weight, 0.95 * before[0])
     torch.testing.assert_close(layer.bias, (0.95 if decay_biases else 1.0) * before[1])
+
+
+def test_a_positional_bias_is_no_matrix():
+    layer = nn.Sequential(PositionalBias((2, 3, 3)), nn.Conv2d(2, 4, 3))
+    groups = create_optimizer("sgd", layer.named_parameters(), **{**DEFAULTS, "weight_decay": 0.5}).param_groups
+    assert [(g["weight_decay"], [p.dim() for p in g["params"]]) for g in groups] == [(0.5, [4]), (0.0, [3, 1])]
 
 
 def test_frozen_parameters_are_left_out():
