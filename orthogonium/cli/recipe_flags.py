@@ -18,7 +18,9 @@ Command = TypeVar("Command", bound=Callable[..., int])
 
 _TYPES = get_type_hints(Recipe)
 _METAVARS = {int: "N", float: "X", str: "NAME"}
-_WHAT = ("model", "model_options", "data", "root", "augment", "validation")  # to train; the rest says how
+# to train; the rest says how
+_WHAT = ("model", "model_options", "data", "root", "extra", "extra_share", "augment", "validation")
+_PLACES = {"root": "DIR", "extra": "FILE"}
 _SHORT = {"model_options": ("-O",)}
 
 
@@ -93,7 +95,7 @@ def _kind(name: str) -> tuple[Any, str | None]:
     if hint is bool:
         return bool, None
     plain = str if get_origin(hint) is Literal else (*get_args(hint), hint)[0]
-    return plain | None, "DIR" if name == "root" else _METAVARS[plain]
+    return plain | None, _PLACES.get(name, _METAVARS[plain])
 
 
 def _help(name: str) -> str:

@@ -33,7 +33,9 @@ def _run(help: str, *flags: str, metavar: str | None = None, min: int | None = N
     return typer.Option(*flags, help=help, metavar=metavar, min=min, rich_help_panel="The run")
 
 
-Preset = Annotated[str | None, _what("Start from a recipe known to work: digits, cifar10-cpu-30min.", metavar=_NAME)]
+Preset = Annotated[
+    str | None, _what("Start from a recipe worth starting from: digits, cifar10-cpu-30min, imagenet.", metavar=_NAME)
+]
 RecipeFile = Annotated[
     Path | None, _what("Start from a recipe.json, such as that of another run.", "--recipe", metavar="FILE")
 ]

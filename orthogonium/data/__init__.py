@@ -14,7 +14,9 @@ from orthogonium.data.augment import (
 from orthogonium.data.datasets import DATASETS, load_dataset
 from orthogonium.data.folder import FolderImages
 from orthogonium.data.image_data import ImageData, Images, ImageSource, stratified_split, unit_pixels
+from orthogonium.data.joined import JoinedImages
 from orthogonium.data.loader import EvalLoader, TrainLoader
+from orthogonium.data.npz import ArrayImages, load_npz
 from orthogonium.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
     "Affine",
+    "ArrayImages",
     "Augmentation",
     "CropFlip",
     "DataError",
@@ -34,9 +37,11 @@ __all__ = [
     "ImageDataModule",
     "ImageSource",
     "Images",
+    "JoinedImages",
     "ResizedCrop",
     "TrainLoader",
     "load_dataset",
+    "load_npz",
     "make_augmentation",
     "stratified_split",
     "unit_pixels",

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from orthogonium.data.augment import Augmentation, make_augmentation
 from orthogonium.data.image_data import ImageSource, unit_pixels
+from orthogonium.data.joined import JoinedImages
 from orthogonium.errors import ParameterError
 
-_ORDER, _AUGMENT, _WORKERS = range(3)  # what random numbers are for
+_ORDER, _AUGMENT, _WORKERS, _EXTRA, _MIX = range(5)  # what random numbers are for
 Batch = tuple[Tensor, Tensor]  # images (b, c, h, w), float32 in [0, 1], and labels (b,)
 _Request = tuple[Tensor, Tensor]  # indices (b,) and the random numbers (b, k) of their augmentation
 
@@ -83,6 +84,9 @@ class TrainLoader(_Loader):
     `state_dict` holds how far the epoch has come; after `load_state_dict` the next iteration goes on from there,
     also with another number of processes.
 
+    With `extra` images each batch has a share of them, in random places; an epoch is a pass over `source`. They are taken
+    in turn, from epoch to epoch, in an order that is new each time all have been seen: none is seen twice before.
+
     Args:
         source: images to train on.
         batch_size: samples of a batch over all processes; a multiple of `world_size`.
@@ -91,6 +95,8 @@ class TrainLoader(_Loader):
         rank: index of this process.
         world_size: number of processes.
         num_workers: processes that read images beside this one; 0 for images in memory.
+        extra: further images, such as generated ones.
+        extra_share: their share of each batch, rounded to whole images.
 
     >>> from orthogonium.data import TrainLoader, load_dataset
     >>> loader = TrainLoader(load_dataset("digits").train, batch_size=64, augment="shift")
@@ -110,16 +116,28 @@ class TrainLoader(_Loader):
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
+        extra: ImageSource | None = None,
+        extra_share: float = 0.5,
     ) -> None:
-        super().__init__(source, batch_size, augment, rank, world_size, num_workers)
+        mixed = source if extra is None else JoinedImages(source, extra)
+        super().__init__(mixed, batch_size, augment, rank, world_size, num_workers)
+        self.extra_share = 0.0 if extra is None else extra_share
+        self._samples = len(source), 0 if extra is None else len(extra)
+        extras = round(self.extra_share * batch_size)
+        if extra is not None and not (0 < extra_share < 1 and 0 < extras < batch_size):
+            raise ParameterError(
+                f"TrainLoader: extra_share={extra_share} must leave at least one image of each kind in a batch of "
+                f"{batch_size}."
+            )
+        self._parts = batch_size - extras, extras  # of a batch
         if batch_size % world_size:
             raise ParameterError(
                 f"TrainLoader: a global batch of {batch_size} cannot be shared equally by {world_size} processes. "
                 f"Use a multiple of {world_size}."
             )
-        if batch_size > len(source):
+        if self._parts[0] > len(source):
             raise ParameterError(
-                f"TrainLoader: a batch of {batch_size} is larger than the {len(source)} images to train on. Lower it."
+                f"TrainLoader: a batch of {self._parts[0]} is larger than the {len(source)} images to train on. Lower it."
             )
         if seed < 0:
             raise ParameterError(f"TrainLoader needs seed ≥ 0: got {seed}.")
@@ -130,7 +148,7 @@ class TrainLoader(_Loader):
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
-        return len(self.source) // self.batch_size
+        return self._samples[0] // self._parts[0]
 
     @property
     def sampler(self) -> TrainLoader:
@@ -150,9 +168,7 @@ class TrainLoader(_Loader):
         self._batches, self._resume = first, False
         share = self.batch_size // self.world_size
         mine = slice(self.rank * share, (self.rank + 1) * share)
-        order = torch.randperm(len(self.source), generator=_generator(_ORDER, self.seed, epoch))
-        batches = order[: len(self) * self.batch_size].view(-1, self.batch_size)
-        indices = batches[first:, mine].unbind()
+        indices = self._batches_of(epoch)[first:, mine].unbind()
         requests = (
             (part, self.augment.draw(self.batch_size, _generator(_AUGMENT, self.seed, epoch, index))[mine])
             for index, part in enumerate(indices, start=first)
@@ -160,6 +176,25 @@ class TrainLoader(_Loader):
         for given, batch in enumerate(self._make(indices, requests), start=first + 1):
             self._batches = given
             yield batch
+
+    def _batches_of(self, epoch: int) -> Tensor:  # (batches, batch size)
+        """The samples of each batch of an epoch."""
+        own, extras = self._parts
+        order = torch.randperm(self._samples[0], generator=_generator(_ORDER, self.seed, epoch))
+        batches = order[: len(self) * own].view(-1, own)
+        if not extras:
+            return batches
+        batches = torch.cat([batches, self._samples[0] + self._extra_batches(epoch)], dim=1)
+        places = torch.rand(batches.shape, generator=_generator(_MIX, self.seed, epoch)).argsort(dim=1)
+        return batches.gather(1, places)
+
+    def _extra_batches(self, epoch: int) -> Tensor:  # (batches, extra images of a batch)
+        """A piece of an endless sequence of permutations of the extra images, which goes on from epoch to epoch."""
+        count, period = len(self) * self._parts[1], self._samples[1]
+        first_round, skipped = divmod(epoch * count, period)
+        rounds = range(first_round, first_round + -(-(skipped + count) // period))
+        orders = [torch.randperm(period, generator=_generator(_EXTRA, self.seed, turn)) for turn in rounds]
+        return torch.cat(orders)[skipped : skipped + count].view(len(self), -1)
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, its batches given so far, and what they depend on; the same in every process."""
@@ -176,11 +211,13 @@ class TrainLoader(_Loader):
         self.epoch, self._batches, self._resume = state["epoch"], state["batches"], True
 
     def _identity(self) -> dict[str, Any]:
+        extra = {"extra_samples": self._samples[1], "extra_share": self.extra_share} if self._samples[1] else {}
         return {
-            "samples": len(self.source),
+            "samples": self._samples[0],
             "batch_size": self.batch_size,
             "augment": repr(self.augment),
             "seed": self.seed,
+            **extra,
         }
 
 

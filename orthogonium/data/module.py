@@ -9,6 +9,7 @@ from orthogonium.data.augment import Augmentation, make_augmentation
 from orthogonium.data.datasets import load_dataset
 from orthogonium.data.image_data import ImageData, Images, ImageSource, stratified_split
 from orthogonium.data.loader import EvalLoader, TrainLoader
+from orthogonium.data.npz import load_npz
 from orthogonium.errors import ParameterError
 
 try:
@@ -40,6 +41,8 @@ class ImageDataModule(LightningDataModule):
         validation: fraction of the training images held out for validation, the same of each class. With 0 the
             validation loader gives the test images: then choose nothing by it that you report on them.
         image_size: side in pixels of the images of "image-folder".
+        extra: an `.npz` file of further images to train on (`load_npz`).
+        extra_share: their share of each batch.
 
     >>> from orthogonium.data import ImageDataModule
     >>> data = ImageDataModule("digits", batch_size=64, augment="shift", validation=0.1)
@@ -57,6 +60,8 @@ class ImageDataModule(LightningDataModule):
         num_workers: int = 0,
         validation: float = 0.0,
         image_size: int | None = None,
+        extra: str | PathLike[str] | None = None,
+        extra_share: float = 0.5,
     ) -> None:
         super().__init__()
         if not 0 <= validation < 1:
@@ -86,6 +91,8 @@ class ImageDataModule(LightningDataModule):
         if validation:
             keep, hold = stratified_split(data.train.labels, validation, VALIDATION_SPLIT_SEED)
             self.train, self.validation = data.train.subset(keep), data.train.subset(hold)
+        self.extra = None if extra is None else load_npz(extra, data.image_shape, len(data.classes))
+        self.extra_share = extra_share
         self._train_loader = self._new_train_loader()  # wrong settings are reported now
         self._to_resume: dict[str, Any] = {}
 
@@ -133,6 +140,8 @@ class ImageDataModule(LightningDataModule):
             rank=rank,
             world_size=world_size,
             num_workers=self.num_workers,
+            extra=self.extra,
+            extra_share=self.extra_share,
         )
 
     def _eval_loader(self, source: ImageSource) -> EvalLoader:

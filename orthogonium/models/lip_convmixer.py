@@ -18,7 +18,6 @@ from orthogonium.models.lip_resnet import residual
 from orthogonium.models.network_parts import ClassifierParts, Factory, check_image
 from orthogonium.models.registry import member, register
 
-
 _LARGE = {"patch": 7, "pool": "l2"}  # as ConvMixer has it for ImageNet: no stage follows that would halve the image
 
 

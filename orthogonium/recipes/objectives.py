@@ -27,6 +27,26 @@ LOSSES: dict[str, type[nn.Module]] = {
 }
 
 
+_RADII = ("eps", "offset", "min_margin")
+
+
+def radius_option(name: str) -> str:
+    """The option of a loss that says how far from other classes it wants a sample.
+
+    >>> from orthogonium.recipes.objectives import radius_option
+    >>> radius_option("emma"), radius_option("logit-annealing")
+    ('eps', 'offset')
+    """
+    found = [option for option in _RADII if option in loss_parameters(name)]
+    if not found:
+        known = [loss for loss in LOSSES if any(option in loss_parameters(loss) for option in _RADII)]
+        raise ParameterError(
+            f"The loss {name!r} asks for no radius that could grow. Those that do: {', '.join(known)}; or leave "
+            "radius_schedule='constant'."
+        )
+    return found[0]
+
+
 def loss_parameters(name: str) -> dict[str, inspect.Parameter]:
     """The options of a loss, by name; `reduction` is not one: training needs the mean."""
     if name not in LOSSES:

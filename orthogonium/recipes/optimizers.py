@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
+from orthogonium.recipes.lookahead import look_ahead
 
 # name → (class, defaults that differ from torch's)
 OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
@@ -53,12 +54,15 @@ def create_optimizer(
     decay_biases: bool,
     options: Mapping[str, Any],
     fused: bool,
+    lookahead: int | None = None,
+    lookahead_share: float = 0.5,
 ) -> torch.optim.Optimizer:
     """An optimizer of `OPTIMIZERS` over two groups: matrices and kernels are decayed, vectors only with `decay_biases`.
 
-    Vectors are the biases of layers and of centering (positional ones too, whatever their shape), and the scales of rescaling methods. Running statistics are buffers:
-    no optimizer sees them. Fused kernels are used where the optimizer has them: the loop over parameters costs more
-    than the arithmetic in small networks.
+    Vectors are the biases of layers and of centering (positional ones too, whatever their shape), and the scales of
+    rescaling methods. Running statistics are buffers: no optimizer sees them. Fused kernels are used where the optimizer
+    has them: the loop over parameters costs more than the arithmetic in small networks. With `lookahead` it returns to
+    slow weights after so many steps (`look_ahead`).
     """
     check_optimizer(name, options)
     factory, defaults = OPTIMIZERS[name]
@@ -71,11 +75,12 @@ def create_optimizer(
     if "fused" in inspect.signature(factory).parameters:
         arguments["fused"] = fused
     # the peak rate is kept in the group, so that setting the rate of a step needs nothing else
-    return factory(
+    optimizer = factory(
         [{"params": g, "weight_decay": d, "peak_lr": lr} for g, d in zip(groups, decays, strict=True) if g],
         lr=lr,
         **arguments,
     )
+    return optimizer if lookahead is None else look_ahead(optimizer, lookahead, lookahead_share)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -43,4 +43,23 @@ PRESETS: dict[str, Recipe] = {
         eps=(36 / 255, 72 / 255, 108 / 255, 1.0),
         validate_every=5,
     ),
+    # ImageNet from its folders train/ and val/, on several accelerators: --devices 8 --workers 8. A start that has been run
+    # for a few steps, not to its end
+    "imagenet": Recipe(
+        model="aocnet_v1",
+        data="image-folder",
+        augment="resized-crop",
+        loss="offset-cross-entropy",
+        optimizer="adamw",
+        lr=1e-3,
+        weight_decay=1e-5,
+        schedule="cosine",
+        warmup=0.05,
+        epochs=90,
+        batch_size=1024,
+        clip_norm=1.0,
+        ema=0.9995,
+        precision="bf16-mixed",
+        eps=(36 / 255, 72 / 255, 108 / 255, 1.0),
+    ),
 }

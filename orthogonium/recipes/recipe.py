@@ -18,7 +18,7 @@ from typing import Any, Literal, get_type_hints
 
 from orthogonium.annotations import describe, fits
 from orthogonium.errors import ParameterError
-from orthogonium.recipes.schedules import check_schedule
+from orthogonium.recipes.schedules import check_radius_schedule, check_schedule
 
 # our names → those of Lightning
 PRECISIONS = {"32": "32-true", "bf16-mixed": "bf16-mixed", "16-mixed": "16-mixed", "64": "64-true"}
@@ -62,6 +62,8 @@ def _check_ranges(recipe: Recipe) -> None:
         raise ParameterError(f"weight_decay={recipe.weight_decay} must be finite and at least 0.")
     if recipe.ema is not None and not 0 < recipe.ema < 1:
         raise ParameterError(f"ema={recipe.ema}, the weight of the past in the average of weights, must be in (0, 1).")
+    if not 0 < recipe.extra_share < 1:
+        raise ParameterError(f"extra_share={recipe.extra_share}, the share of a batch, must be in (0, 1).")
     if not 0 <= recipe.validation < 1:
         raise ParameterError(
             f"validation={recipe.validation}, the share of the training data held out, must be in [0, 1)."
@@ -98,11 +100,16 @@ class Recipe:
         model_options: an option of the model.
         data: one of digits, cifar10, mnist, fashion-mnist and image-folder.
         root: folder of the dataset; digits need none.
+        extra: an .npz file of further images to train on, with arrays image and label, such as generated ones.
+        extra_share: share of each batch that is taken from extra; an epoch stays a pass over the data.
         augment: augmentation of training images: none, shift, crop-flip, ….
         validation: share of the training data held out to validate on; 0 validates on the test data. That says how training
             goes but must not choose anything: early stopping needs a share.
         loss: one of offset-cross-entropy, hkr, cosine, emma, …: the keys of `LOSSES`.
         loss_options: an option of the loss. The number of classes and the type of the last layer are known.
+        radius_schedule: course of the radius or margin that the loss asks for: constant, linear or cosine. It is eps of
+            emma and cosine-vra, offset of offset-cross-entropy and logit-annealing, min_margin of those with a hinge.
+        radius_warmup: fraction of training over which that radius grows to its value.
         optimizer: one of adam, adamw, sgd, …: the keys of `OPTIMIZERS`.
         optimizer_options: an option of the optimizer. Learning rate and weight decay are fields of their own.
         lr: peak learning rate.
@@ -116,6 +123,8 @@ class Recipe:
         batch_size: samples of one optimizer step, over all processes and accumulated parts.
         accumulate: parts, one after the other, in which each process runs its share of a batch.
         clip_norm: largest norm of the gradient; larger ones are scaled down.
+        lookahead: steps after which the weights return to slow ones, which follow them (Lookahead).
+        lookahead_share: how far the slow weights follow, in (0, 1].
         ema: weight of the past in an exponential average of the weights. The average, with its statistics, is then what is
             validated and loaded; None keeps the weights themselves.
         precision: one of 32, bf16-mixed, 16-mixed and 64.
@@ -135,10 +144,14 @@ class Recipe:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     data: str = "digits"
     root: str | None = None
+    extra: str | None = None
+    extra_share: float = 0.5
     augment: str = "none"
     validation: float = 0.0
     loss: str = "offset-cross-entropy"
     loss_options: Mapping[str, Any] = field(default_factory=dict)
+    radius_schedule: str = "constant"
+    radius_warmup: float = 0.5
     optimizer: str = "adam"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     lr: float = 1e-3
@@ -151,6 +164,8 @@ class Recipe:
     batch_size: int = 128
     accumulate: int = 1
     clip_norm: float | None = None
+    lookahead: int | None = None
+    lookahead_share: float = 0.5
     ema: float | None = None
     precision: Literal["32", "bf16-mixed", "16-mixed", "64"] = "32"
     seed: int = 0
@@ -160,7 +175,8 @@ class Recipe:
     eps: tuple[float, ...] = (36 / 255, 72 / 255, 108 / 255, 1.0)
 
     def __post_init__(self) -> None:
-        from orthogonium.recipes.objectives import create_loss
+        from orthogonium.recipes.lookahead import check_lookahead
+        from orthogonium.recipes.objectives import create_loss, radius_option
         from orthogonium.recipes.optimizers import check_optimizer
 
         _check_types(self)
@@ -172,7 +188,11 @@ class Recipe:
         _check_model_options(self)
         check_schedule(self.schedule, self.warmup)
         check_optimizer(self.optimizer, self.optimizer_options)
+        check_lookahead(self.lookahead, self.lookahead_share)
         create_loss(self.loss, self.loss_options, n_classes=self.loss_options.get("n_classes", 2))
+        check_radius_schedule(self.radius_schedule, self.radius_warmup)
+        if self.radius_schedule != "constant":
+            radius_option(self.loss)  # there must be one
 
     @property
     def keeps_best(self) -> bool:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: factors of the peak rate as functions of training progress in [0, 1].
+"""Schedules: factors of the peak learning rate and of the radius of the loss, as functions of progress in [0, 1].
 
 Progress, not a step count, is the argument: the same schedule serves runs limited by epochs and runs limited by time, and
 nothing but the progress has to be restored to continue one.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from orthogonium.errors import ParameterError
 
 _ONE_CYCLE_START = 1 / 25  # of the peak; the usual choice
+_RADIUS_START = 1 / 100  # of the radius: losses divide by it
 
 
 def _half_cosine(t: float) -> float:
@@ -44,6 +45,42 @@ def check_schedule(name: str, warmup: float) -> None:
         raise ParameterError(f"warmup={warmup}, the fraction of training spent warming up, must be in [0, 1).")
     if name == "one-cycle" and warmup == 0:
         raise ParameterError("A one-cycle schedule is half warm-up: give it a share, such as warmup=0.3.")
+
+
+# name → factor during the growth, of a fraction in [0, 1] of it
+RADIUS_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda t: 1.0,
+    "linear": _linear_rise,
+    "cosine": _half_cosine,
+}
+
+
+def check_radius_schedule(name: str, warmup: float) -> None:
+    """A known schedule, and a growth that ends within training."""
+    if name not in RADIUS_SCHEDULES:
+        raise ParameterError(f"Unknown radius schedule {name!r}: choose one of {', '.join(RADIUS_SCHEDULES)}.")
+    if not 0 < warmup <= 1:
+        raise ParameterError(
+            f"radius_warmup={warmup}, the fraction of training in which radii grow, must be in (0, 1]."
+        )
+
+
+def radius_factor(
+    name: str,
+    warmup: float,
+    progress: float,  # in [0, 1]; beyond it counts as the end
+) -> float:
+    """Factor of the radius a loss asks for: from 0.01 it grows to 1 over the fraction `warmup`, and stays.
+
+    A network learns to tell classes apart before it is asked to do so with a margin.
+
+    >>> from orthogonium.recipes.schedules import radius_factor
+    >>> [radius_factor("linear", 0.5, p) for p in (0.0, 0.25, 0.5, 1.0)]
+    [0.01, 0.505, 1.0, 1.0]
+    """
+    check_radius_schedule(name, warmup)
+    grown = RADIUS_SCHEDULES[name](min(max(progress, 0.0) / warmup, 1.0))
+    return _RADIUS_START + (1 - _RADIUS_START) * grown
 
 
 def schedule_factor(

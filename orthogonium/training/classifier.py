@@ -13,10 +13,10 @@ from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.metrics import CertifiedAccuracy
 from orthogonium.models import create_model
 from orthogonium.models.input_normalization import InputNormalization
-from orthogonium.recipes.objectives import create_loss
+from orthogonium.recipes.objectives import create_loss, radius_option
 from orthogonium.recipes.optimizers import create_optimizer, set_learning_rate
 from orthogonium.recipes.recipe import Recipe
-from orthogonium.recipes.schedules import schedule_factor
+from orthogonium.recipes.schedules import radius_factor, schedule_factor
 from orthogonium.training.clock import Clock
 from orthogonium.training.tally import Tally
 
@@ -77,6 +77,10 @@ class LipschitzClassifier(LightningModule):
         self.n_classes = n_classes
         self.head = check_last_linear_layer_type(model)
         self.loss = create_loss(recipe.loss, recipe.loss_options, n_classes=n_classes, head=self.head)
+        self._radius: tuple[str, float] | None = None  # what of the loss grows, and to which value
+        if recipe.radius_schedule != "constant":
+            option = radius_option(recipe.loss)
+            self._radius = option, getattr(self.loss, option)
         # radius 0 is the accuracy; without a certificate that is all there is, whatever factor margins are divided by
         radii = (0.0,) if self.head == "unknown" else (0.0, *recipe.eps)
         head = "classwise" if self.head == "unknown" else self.head
@@ -137,8 +141,9 @@ class LipschitzClassifier(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer of the recipe."""
-        # Lightning refuses to clip gradients that a fused optimizer would unscale itself
-        fused = self.recipe.precision != "16-mixed" and not self.is_sharded
+        # Under mixed precision Lightning refuses to clip gradients that a fused optimizer would unscale itself
+        clipped = self.recipe.precision == "bf16-mixed" and self.recipe.clip_norm is not None
+        fused = self.recipe.precision != "16-mixed" and not clipped and not self.is_sharded
         return create_optimizer(
             self.recipe.optimizer,
             self.named_parameters(),
@@ -147,6 +152,8 @@ class LipschitzClassifier(LightningModule):
             decay_biases=self.recipe.decay_biases,
             options=self.recipe.optimizer_options,
             fused=fused,
+            lookahead=self.recipe.lookahead,
+            lookahead_share=self.recipe.lookahead_share,
         )
 
     @property
@@ -172,9 +179,12 @@ class LipschitzClassifier(LightningModule):
         self.clock.start()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the learning rate: a function of progress alone, so there is no scheduler to restore."""
-        factor = schedule_factor(self.recipe.schedule, self.recipe.warmup, self.training_progress)
-        set_learning_rate(self.trainer.optimizers[0], factor)
+        """Set learning rate and radius: functions of progress alone, so there is no scheduler to restore."""
+        recipe, progress = self.recipe, self.training_progress
+        set_learning_rate(self.trainer.optimizers[0], schedule_factor(recipe.schedule, recipe.warmup, progress))
+        if self._radius is not None:
+            option, value = self._radius
+            setattr(self.loss, option, value * radius_factor(recipe.radius_schedule, recipe.radius_warmup, progress))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know."""

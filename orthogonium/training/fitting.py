@@ -98,7 +98,8 @@ def _find_checkpoint(recipe: Recipe, folder: RunFolder, resume: str | os.PathLik
     if resume == "auto" and not folder.last.exists():
         return None
     theirs, ours = read_recipe(read_checkpoint(path), path).to_dict(), recipe.to_dict()
-    changed = [key for key in ours if theirs[key] != ours[key] and key != "root"]  # the same data may have moved
+    moved = {"root", *(("extra",) if None not in (theirs["extra"], ours["extra"]) else ())}  # may lie elsewhere now
+    changed = [key for key in ours if theirs[key] != ours[key] and key not in moved]
     if changed:
         values = ", ".join(f"{key}={ours[key]!r} (there {theirs[key]!r})" for key in changed)
         raise CheckpointError(f"{path} belongs to another recipe: {values}. A run is continued as it began.")
@@ -116,6 +117,11 @@ def _create_strategy(strategy: str | Strategy, recipe: Recipe, processes: int) -
     """FSDP by name: parameters, gradients and optimizer state sharded over all processes, checkpoints whole."""
     if strategy != "fsdp":
         return strategy
+    if recipe.lookahead is not None:
+        raise ParameterError(
+            f"lookahead={recipe.lookahead}, a return to slow weights, needs whole weights: use strategy='ddp', or leave it "
+            "out."
+        )
     if recipe.ema is not None:
         raise ParameterError(
             f"ema={recipe.ema}, an average of weights, needs whole weights: use strategy='ddp', or leave ema= out."
@@ -207,6 +213,10 @@ def fit(
         state = read_checkpoint(start)[CHECKPOINT_KEY]
         if state["finished"]:
             return _result(folder, recipe, state["history"], state["elapsed"])
+    if data is not None and recipe.extra is not None:
+        raise ParameterError(
+            f"extra={recipe.extra!r} goes with the data of a recipe: got data= beside it. Mix them there."
+        )
     if data is None:
         data = ImageDataModule(
             recipe.data,
@@ -216,6 +226,8 @@ def fit(
             seed=recipe.seed,
             num_workers=workers,
             validation=recipe.validation,
+            extra=recipe.extra,
+            extra_share=recipe.extra_share,
         )
     shape: dict[str, Any] = {"image_shape": data.image_shape, "n_classes": data.n_classes}  # type: ignore[attr-defined]
     with _quiet(), torch.random.fork_rng(devices=[]):

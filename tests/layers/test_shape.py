@@ -185,7 +185,11 @@ def test_printed_form():
 def test_compiles_in_one_graph():
     torch.compiler.reset()
     model = nn.Sequential(
-        IsometricPad(1, "circular"), InvertibleDownsampling(2), ChannelShuffle(2, 4), ChannelShift(), InvertibleUpsampling(2)
+        IsometricPad(1, "circular"),
+        InvertibleDownsampling(2),
+        ChannelShuffle(2, 4),
+        ChannelShift(),
+        InvertibleUpsampling(2),
     )
     x = torch.randn(2, 2, 6, 6)
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))

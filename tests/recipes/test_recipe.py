@@ -28,7 +28,13 @@ WRONG = {
     "monitor": ["loss"],
     "schedule": ["exponential"],
     "warmup": [-0.1, 1.0],
+    "extra": [3],
+    "extra_share": [0.0, 1.0],
     "optimizer": ["lion"],
+    "lookahead": [0, 1, 2.5],
+    "lookahead_share": [0.0, 1.5],
+    "radius_schedule": ["log"],
+    "radius_warmup": [0.0, 1.5],
     "optimizer_options": [{"lr": 1.0}, {"fused": True}, {"betas": 3}, {"momentum": 0.9}],
     "model_options": [{"conv": object()}, 3, {"image_shape": [1, 8, 8]}],
     "loss": ["mse"],
@@ -40,6 +46,12 @@ WRONG = {
 def test_wrong_values_are_refused(name, value):
     with pytest.raises(ParameterError, match=r"."):
         Recipe(**{name: value})
+
+
+def test_a_schedule_of_radii_needs_a_radius():
+    assert Recipe(loss="emma", radius_schedule="cosine").radius_warmup == 0.5
+    with pytest.raises(ParameterError, match="'cosine' asks for no radius.*emma"):
+        Recipe(loss="cosine", radius_schedule="linear")
 
 
 def test_training_needs_an_end():
@@ -66,7 +78,9 @@ def test_every_field_survives_json():
         model="other", model_options={"widths": (8, 16)}, data="cifar10", root="/data", augment="crop-flip", validation=0.1,
         loss="hkr", loss_options={"alpha": 0.9}, optimizer="sgd", optimizer_options={"momentum": 0.8}, lr=0.5,
         weight_decay=0.1, decay_biases=True, schedule="linear", warmup=0.3, epochs=None, minutes=0.5, batch_size=32,
-        accumulate=2, clip_norm=3.0, ema=0.9, precision="64", seed=5, early_stop=3, monitor="accuracy", validate_every=2,
+        accumulate=2, clip_norm=3.0, ema=0.9, lookahead=5, lookahead_share=0.8,
+            radius_schedule="linear", radius_warmup=0.2, extra="more.npz", extra_share=0.7,
+            precision="64", seed=5, early_stop=3, monitor="accuracy", validate_every=2,
         eps=(0.125,),
     )  # fmt: skip
     default = Recipe()

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from orthogonium.errors import ParameterError
-from orthogonium.recipes.schedules import schedule_factor
+from orthogonium.recipes.schedules import RADIUS_SCHEDULES, radius_factor, schedule_factor
 from orthogonium.training import SCHEDULES
 
 GRID = [i / 200 for i in range(201)]
@@ -25,6 +25,20 @@ def test_values():
     assert schedule_factor("cosine", 0.0, 2.0) == pytest.approx(0.0)  # past the end of a time limit
 
 
+@pytest.mark.parametrize("name", RADIUS_SCHEDULES)
+def test_radii_grow_and_stay(name):
+    values = [radius_factor(name, 0.4, p) for p in GRID]
+    assert values == sorted(values) and values[80:] == [1.0] * 121 and min(values) > 0
+    assert values[0] == pytest.approx(1.0 if name == "constant" else 0.01)
+    assert radius_factor("cosine", 0.4, 0.1) == pytest.approx(0.01 + 0.99 * (1 - math.cos(math.pi / 4)) / 2)
+    assert radius_factor("linear", 0.4, 0.1) == pytest.approx(0.01 + 0.99 / 4)
+    assert radius_factor(name, 1.0, 3.0) == 1.0
+
+
 def test_unknown_names_are_refused():
+    with pytest.raises(ParameterError, match="one of constant, linear, cosine"):
+        radius_factor("log", 0.5, 0.5)
+    with pytest.raises(ParameterError, match="radius_warmup=0"):
+        radius_factor("linear", 0, 0.5)
     with pytest.raises(ParameterError, match="one of constant"):
         schedule_factor("exponential", 0.0, 0.5)

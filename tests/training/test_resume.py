@@ -7,13 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.training import CheckpointError, checkpoints
-from tests.training.runs import RECIPE, assert_same_bits, small_network, train
+from tests.training.runs import RECIPE, assert_same_bits, small_network, train, weights
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,38 @@ def test_after_every_checkpoint(whole, tmp_path, monkeypatch):
     assert saved == [4, 8, 10, 12, 16, 20, 24, 28]
     train(tmp_path, resume="auto", checkpoint_steps=4)
     assert_same_run(tmp_path, whole)
+
+
+def test_slow_weights_radii_and_extra_images_continue(tmp_path, monkeypatch):
+    """Checkpoints between two returns to the slow weights, while the radius grows."""
+    np.savez(tmp_path / "more.npz", image=np.zeros((20, 8, 8, 1), np.uint8), label=np.arange(20) % 10)
+    extra = {"extra": str(tmp_path / "more.npz"), "extra_share": 0.1}
+    growing = {"loss": "emma", "loss_options": {"eps": 0.5}, "radius_schedule": "linear", "radius_warmup": 0.8}
+    recipe = RECIPE.replace(epochs=2, lookahead=3, lookahead_share=0.3, **growing, **extra)
+    train(tmp_path / "whole", recipe)
+    save = checkpoints.CheckpointWriter._save
+
+    def save_and_die(keeper, trainer, *arguments):
+        save(keeper, trainer, *arguments)
+        raise Killed
+
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "_save", save_and_die)
+    for step in (8, 11, 16):
+        with pytest.raises(Killed):
+            train(tmp_path / "parts", recipe, resume="auto", checkpoint_steps=8)
+        state = torch.load(tmp_path / "parts" / "last.ckpt", weights_only=True)
+        assert state["global_step"] == step
+        (optimizer,) = state["optimizer_states"]
+        assert [group["lookahead_steps"] for group in optimizer["param_groups"]] == [step, step]
+    monkeypatch.undo()
+    train(tmp_path / "parts", recipe, resume="auto")
+    assert_same_bits(tmp_path / "parts" / "last.ckpt", tmp_path / "whole" / "last.ckpt")
+    assert sum("lookahead_slow" in name for name in weights(tmp_path / "parts" / "last.ckpt")) == 5
+    with pytest.raises(CheckpointError, match="extra=None"):
+        train(tmp_path / "parts", recipe.replace(extra=None), resume="auto")
+    train(tmp_path / "constant", recipe.replace(radius_schedule="constant"))
+    ours, theirs = weights(tmp_path / "constant" / "last.ckpt"), weights(tmp_path / "whole" / "last.ckpt")
+    assert not all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_after_sigkill(whole, tmp_path):

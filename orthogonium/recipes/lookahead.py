@@ -1,0 +1,69 @@
+"""Lookahead: slow weights that follow those of an optimizer, and to which it returns every few steps.
+
+Zhang, Lucas, Hinton, Ba (2019), "Lookahead optimizer: k steps forward, 1 step back".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthogonium.errors import ParameterError
+
+_COUNT, _SLOW = "lookahead_steps", "lookahead_slow"
+
+
+def check_lookahead(every: int | None, share: float) -> None:
+    """At least two steps ahead, and a share of the way that goes somewhere."""
+    if every is not None and every < 2:
+        raise ParameterError(
+            f"lookahead={every}, the steps between two returns to the slow weights, must be at least 2."
+        )
+    if not 0 < share <= 1:
+        raise ParameterError(f"lookahead_share={share}, how far slow weights follow, must be in (0, 1].")
+
+
+def look_ahead(optimizer: torch.optim.Optimizer, every: int, share: float) -> torch.optim.Optimizer:
+    """Make an optimizer return: after `every` steps, `slow ← slow + share·(fast − slow)` and `fast ← slow`.
+
+    The slow weights start at those before the first step. They and the count of steps are part of the state of the
+    optimizer, so that its `state_dict` continues both exactly; steps that a gradient scaler leaves out do not count. The
+    optimizer itself is changed and returned.
+
+    >>> from orthogonium.recipes.lookahead import look_ahead
+    >>> weight = torch.nn.Parameter(torch.zeros(()))
+    >>> optimizer = look_ahead(torch.optim.SGD([weight], lr=1.0), every=2, share=0.5)
+    >>> for _ in range(2):
+    ...     weight.grad = torch.tensor(-1.0)
+    ...     _ = optimizer.step()
+    >>> weight.item()  # half of two steps of 1
+    1.0
+    """
+    check_lookahead(every, share)
+    for group in optimizer.param_groups:
+        group.setdefault(_COUNT, 0)
+    start: dict[Tensor, Tensor] = {}  # weights before a step of those that have no slow ones yet
+
+    def before(opt: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in opt.param_groups:
+            start.update({p: p.detach().clone() for p in group["params"] if _SLOW not in opt.state.get(p, {})})
+
+    @torch.no_grad()
+    def after(opt: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, weight in start.items():
+            if parameter.grad is not None:  # else it was not moved, and a state would keep it from being prepared later
+                opt.state[parameter][_SLOW] = weight
+        start.clear()
+        for group in opt.param_groups:
+            group[_COUNT] += 1
+            if group[_COUNT] % every == 0:
+                fast: list[Tensor] = [p for p in group["params"] if _SLOW in opt.state.get(p, {})]
+                slow: list[Tensor] = [opt.state[p][_SLOW] for p in fast]
+                torch._foreach_lerp_(slow, fast, share)
+                torch._foreach_copy_(fast, slow)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return optimizer
