@@ -1,0 +1,73 @@
+"""Every model at the size of ImageNet: 224×224 pixels, 1000 classes.
+
+Run with `.venv/bin/python -m benchmarks.imagenet_size` (or with the names of some models). A training step (forward,
+backward and Adam) is timed at batch 4 and at batch 8. The difference is what four images cost; what is left of the first
+is fixed: the building of constrained weights, and the optimizer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.side_by_side import KEEP_FREED_MEMORY, table
+
+BATCH = 4
+ROUNDS = 3
+LONG = 30.0  # seconds that the calls of one case may take
+
+
+def seconds(step: Callable[[], None]) -> float:
+    """Of the fastest of some calls, after one that warms up; of fewer where they take long."""
+    begin, times = time.perf_counter(), []
+    while len(times) <= ROUNDS and (len(times) < 2 or time.perf_counter() - begin < LONG):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def measure(name: str) -> None:
+    """Print the number of parameters and the seconds of a step at both batch sizes."""
+    import torch
+
+    from orthogonium.models import create_model
+
+    torch.manual_seed(0)
+    model = create_model(name, (3, 224, 224), 1000)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+
+    def step(batch: int) -> Callable[[], None]:
+        images, labels = torch.rand(batch, 3, 224, 224), torch.arange(batch)
+
+        def run() -> None:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+        return run
+
+    count = sum(p.numel() for p in model.parameters())
+    print(count, seconds(step(BATCH)), seconds(step(2 * BATCH)))
+
+
+def main() -> None:
+    """A row for each model, each measured in a process of its own."""
+    from orthogonium.models import list_models
+
+    table(["", "million parameters", "step at batch 4", "each image", "fixed in a step"], [])
+    for name in sys.argv[1:] or list_models():
+        command = [sys.executable, "-c", f"from benchmarks.imagenet_size import measure; measure({name!r})"]
+        environment = {**os.environ, **KEEP_FREED_MEMORY}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+        count, small, large = map(float, done.stdout.split())
+        image = (large - small) / BATCH
+        fixed = max(small - BATCH * image, 0.0)
+        print(f"| `{name}` | {count / 1e6:.1f} | {small:.2f} s | {image:.3f} s | {fixed:.2f} s |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
