@@ -28,8 +28,16 @@ from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
 from orthogonium.kernels.dominance import dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, random_orthogonal
+from orthogonium.methods.fitting import fit_kernel
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.sll import smallest_scale
+
+_STEPS = 300  # of the first fit to a weight
+
+
+def _with_skew_middle(raw: Tensor) -> Tensor:
+    """Half of the taps of a skew kernel: that of the place 0 is skew itself."""
+    return torch.cat(((raw[:1] - raw[:1].mT) / 2, raw[1:]))
 
 
 class SkewExponentialKernel(ConvKernel):
@@ -80,10 +88,23 @@ class SkewExponentialKernel(ConvKernel):
         raw = skew.to(device=device, dtype=dtype)
         return (raw, random_orthogonal(self.rko_shape, device, dtype, generator)) if self.has_rko else (raw,)
 
+    def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """A fit without the scaling, whose kinks slow fits down, and which kernels of the set do not need."""
+        start = super().guess(weight)
+        if self.has_rko:
+            return start
+        # The norm of the skew kernel is at most 1: near 0 there are few other minima, and of a square one, whose logarithm
+        # it is, none. Channels that are left out start anywhere, since the fit does not depend on them at 0.
+        start = (start[0] * (0.0 if self.columns == self.channels else 0.3),)
+
+        def unscaled(raw: Tensor) -> Tensor:
+            return self._exponential(_with_skew_middle(raw))
+
+        return fit_kernel(unscaled, weight, start, _STEPS, "first fit of a skew kernel")
+
     def skew_taps(self, raw: Tensor) -> Tensor:
         """Half of the taps of the scaled skew kernel, of norm at most 1. Note [Skew kernels]."""
-        # The middle tap is skew itself.
-        half = torch.cat(((raw[:1] - raw[:1].mT) / 2, raw[1:]))
+        half = _with_skew_middle(raw)
         # The largest entry of each group keeps squares in range: a constant for the gradient.
         scale = half.detach().abs().amax((0, 2, 3)).clamp_min(smallest_scale(half.dtype))
         unit = half / scale[:, None, None]
@@ -93,10 +114,12 @@ class SkewExponentialKernel(ConvKernel):
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *kernel_size)`."""
+        return self._exponential(self.skew_taps(raw[0]), *raw[1:])
+
+    def _exponential(self, half: Tensor, *matrix: Tensor) -> Tensor:
         g = self.geometry
-        half = self.skew_taps(raw[0])
         kernel = skew_exponential(half, self.skew_size, self.order, self.columns).flatten(0, 1)
         if self.has_rko:
-            rko = self.orthogonalize(raw[1]).reshape(g.out_channels, -1, *self.rko_size)
+            rko = self.orthogonalize(matrix[0]).reshape(g.out_channels, -1, *self.rko_size)
             return block_conv(kernel, rko, groups=g.groups)
         return kernel if g.group_out >= g.group_in else adjoint(kernel, groups=g.groups)
