@@ -18,7 +18,7 @@ from typing import Annotated, cast
 import typer
 
 from orthogonium import __version__
-from orthogonium.cli import attacking, auditing, certifying, demo, exporting, listing, reporting, training
+from orthogonium.cli import attacking, auditing, certifying, comparing, demo, exporting, listing, reporting, training
 from orthogonium.errors import OrthogoniumError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("train")(training.train)
+app.command("compare")(comparing.compare)
 app.command("certify")(certifying.certify)
 app.command("audit")(auditing.audit)
 app.command("attack")(attacking.attack)

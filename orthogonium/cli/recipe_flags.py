@@ -24,19 +24,20 @@ _PLACES = {"root": "DIR", "extra": "FILE"}
 _SHORT = {"model_options": ("-O",)}
 
 
-def with_recipe_flags(command: Command) -> Command:
+def with_recipe_flags(before: str) -> Callable[[Command], Command]:
     """Give a command `f(…, **fields)` an option for each field of `Recipe`, None where it is not given.
 
-    Those of its own options that come before `devices` stay in front.
+    They stand in front of its own option `before`.
     """
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    place = [p.name for p in own].index("devices")
-    flags = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f.name), annotation=_option(f.name))
-        for f in fields(Recipe)
-    ]
-    command.__signature__ = inspect.Signature([*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
-    return command
+
+    def add(command: Command) -> Command:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        place = [p.name for p in own].index(before)
+        flags = [_parameter(f.name) for f in fields(Recipe)]
+        command.__signature__ = inspect.Signature([*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
+        return command
+
+    return add
 
 
 def fields_given(typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +77,11 @@ def _flag(name: str) -> str:
 
 def _default(name: str) -> bool | None:
     return False if _TYPES[name] is bool else None
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=_default(name), annotation=_option(name))
 
 
 def _option(name: str) -> Any:

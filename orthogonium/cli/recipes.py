@@ -10,10 +10,7 @@ if TYPE_CHECKING:
 
 
 def compose(preset: str | None, recipe_file: Path | None, continued: Path | None, given: dict[str, Any]) -> Recipe:
-    """The recipe: a preset, a file or that of the run to be continued, and on top of it the fields that were given.
-
-    Options of a model, loss or optimizer are added to those of the base if it has the same one, else they replace them.
-    """
+    """The recipe: a preset, a file or that of the run to be continued, and on top of it the fields that were given."""
     from orthogonium.errors import ParameterError
     from orthogonium.training import PRESETS, Recipe
     from orthogonium.training.run_folder import RunFolder
@@ -34,6 +31,14 @@ def compose(preset: str | None, recipe_file: Path | None, continued: Path | None
                 f"There is no run in {continued} to resume. To begin one there, say what: --preset, --recipe or --model."
             )
         base = own or base
+    return vary(base, given)
+
+
+def vary(base: Recipe, given: dict[str, Any]) -> Recipe:
+    """The recipe with other values of the fields that were given.
+
+    Options of a model, loss or optimizer are added to those of the base if it has the same one, else they replace them.
+    """
     changes = dict(given)
     for owner in ("model", "loss", "optimizer"):
         field = f"{owner}_options"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from orthogonium.training import Recipe, TrainingResult
 
 
-@with_recipe_flags
+@with_recipe_flags(before="devices")
 def train(
     *,
     preset: o.Preset = None,
@@ -57,7 +57,7 @@ def train(
     recipe = compose(preset, recipe_file, out if resume else None, given)
     folder = out or Path("runs") / f"{recipe.model}-{recipe.data}"
     new_folder(folder)
-    _check_names(recipe.model, strategy, accelerator)
+    check_names(recipe.model, strategy, accelerator)
     result = _fit(
         recipe, folder, resume="auto" if resume else None, devices=devices, nodes=nodes, strategy=strategy,
         accelerator=accelerator, progress=not quiet, tensorboard=logger is o.Logger.tensorboard, log_every=log_every,
@@ -71,7 +71,7 @@ def train(
     return _finish(result, folder, not no_report, attacked, as_json)
 
 
-def _check_names(model: str, strategy: str, accelerator: str) -> None:
+def check_names(model: str, strategy: str, accelerator: str) -> None:
     """What Python would tell otherwise, in words of this command."""
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry

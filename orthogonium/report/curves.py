@@ -10,7 +10,7 @@ from torch import Tensor
 from orthogonium.attacks import AttackCurve
 from orthogonium.certification import Certificates
 from orthogonium.errors import ShapeError
-from orthogonium.report.svg import nice_ticks
+from orthogonium.report.axes import nice_ticks
 
 _STEPS = 201  # points of a curve
 

@@ -96,7 +96,7 @@ def robustness(certificates: Certificates, attack: AttackCurve | None, total: in
         "An attack below the certified curve would refute a certificate." + part
         if attack
         else "Certified accuracy: the fraction of inputs that are right and provably stay so within the radius.",
-        _figure(lines, (960, 400), **options),
+        figure(lines, (960, 400), **options),
         "<details><summary>The numbers</summary>"
         + table("Accuracy at each radius", ["radius", "certified", "attacked"], rows, numbers=(1, 2))
         + "</details>",
@@ -109,10 +109,11 @@ def _left(attack: AttackCurve | None, e: float) -> str:
     return percent(attack.accuracy[attack.eps.index(e)]) if attack is not None and e in attack.eps else "–"
 
 
-def _figure(lines: Sequence[Series], size: tuple[int, int], **options: Any) -> str:
-    """A chart with its legend, drawn for wide and for narrow screens: text has the same size on both."""
+def figure(lines: Sequence[Series], size: tuple[int, int], *, named: bool = True, **options: Any) -> str:
+    """A chart with its legend, if it is `named`, drawn for wide and for narrow screens: text has the same size on both."""
     wide, narrow = line_chart(lines, size=size, **options), line_chart(lines, size=(358, 280), **options)
-    return f'<figure>{legend(lines)}<div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
+    names = legend(lines) if named else ""
+    return f'<figure>{names}<div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
 
 
 def training(history: History) -> str:
@@ -126,7 +127,7 @@ def training(history: History) -> str:
         if lines:
             last = "; ".join(f"{s.label}: {_shown(s.y[-1], of_one)}" for s in lines)
             name = f"Training, {label}. At the end {last}."
-            figures.append(_figure(lines, (540, 300), name=name, x_label="epoch", y_label=label, percent=of_one))
+            figures.append(figure(lines, (540, 300), name=name, x_label="epoch", y_label=label, percent=of_one))
     return section("training", "Training", "", f'<div class="pair">{"".join(figures)}</div>')
 
 

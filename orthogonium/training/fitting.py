@@ -143,6 +143,21 @@ def _whole_steps(data: LightningDataModule, accumulate: int) -> int | None:
     return batches - batches % accumulate
 
 
+def load_data(recipe: Recipe, workers: int = 0) -> ImageDataModule:
+    """The data of a recipe, read by so many worker processes."""
+    return ImageDataModule(
+        recipe.data,
+        recipe.root,
+        batch_size=recipe.batch_size // recipe.accumulate,
+        augment=recipe.augment,
+        seed=recipe.seed,
+        num_workers=workers,
+        validation=recipe.validation,
+        extra=recipe.extra,
+        extra_share=recipe.extra_share,
+    )
+
+
 def _result(folder: RunFolder, recipe: Recipe, history: list[dict[str, float]], seconds: float) -> TrainingResult:
     return TrainingResult(folder.result(recipe), history, seconds, int(history[-1]["step"]) if history else 0)
 
@@ -218,17 +233,7 @@ def fit(
             f"extra={recipe.extra!r} goes with the data of a recipe: got data= beside it. Mix them there."
         )
     if data is None:
-        data = ImageDataModule(
-            recipe.data,
-            recipe.root,
-            batch_size=recipe.batch_size // recipe.accumulate,
-            augment=recipe.augment,
-            seed=recipe.seed,
-            num_workers=workers,
-            validation=recipe.validation,
-            extra=recipe.extra,
-            extra_share=recipe.extra_share,
-        )
+        data = load_data(recipe, workers)
     shape: dict[str, Any] = {"image_shape": data.image_shape, "n_classes": data.n_classes}  # type: ignore[attr-defined]
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

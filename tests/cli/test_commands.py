@@ -18,7 +18,7 @@ from tests.cli.conftest import SMALL, environment, orthogonium
 NO_TORCH = "import sys; from orthogonium.cli.app import run; run([{}]); sys.exit('torch' in sys.modules)"
 
 
-@pytest.mark.parametrize("arguments", ["'--help'", "'train', '--help'", "'--version'"])
+@pytest.mark.parametrize("arguments", ["'--help'", "'train', '--help'", "'compare', '--help'", "'--version'"])
 def test_help_does_not_wait_for_torch(arguments):
     code = NO_TORCH.format(arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())

@@ -11,9 +11,10 @@ from orthogonium.errors import ShapeError
 from orthogonium.layers import AdaptiveOrthoConv2d, MaxMin, OrthoLinear
 from orthogonium.layers.conv.sll import SDPBasedLipschitzResBlock
 from orthogonium.report import choose_samples, layer_spectra
+from orthogonium.report.axes import nice_ticks
 from orthogonium.report.curves import default_radii, survival_curve
 from orthogonium.report.pictures import png
-from orthogonium.report.svg import Series, line_chart, nice_ticks
+from orthogonium.report.svg import Series, line_chart
 
 
 class Net(nn.Module):

@@ -1,0 +1,10 @@
+"""Methods side by side: one network, one recipe and one budget for each. Needs `orthogonium[train]`."""
+
+from orthogonium.comparison.contestant import Contestant
+from orthogonium.comparison.plan import Plan, base_recipe
+from orthogonium.comparison.result import RunResult
+from orthogonium.comparison.rows import Row
+from orthogonium.comparison.running import Progress, compare
+from orthogonium.comparison.summary import Comparison
+
+__all__ = ["Comparison", "Contestant", "Plan", "Progress", "Row", "RunResult", "base_recipe", "compare"]

@@ -1,0 +1,167 @@
+"""One run, in a process of its own: `python -m orthogonium.comparison.contest FOLDER`.
+
+A process for each run measures its memory alone, and whatever becomes of it, by a fault or a kill, the others go on. What
+to run is in `entry.json` of the folder; `result.json` is written last, so a run that has one is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orthogonium.attacks import empirical_accuracy
+from orthogonium.certification import AuditReport, RefutedError, TraceError, UnboundedError, audit
+from orthogonium.comparison.contestant import Contestant, layer_counts
+from orthogonium.comparison.measuring import memory, peak_memory, step_seconds, training_device
+from orthogonium.comparison.result import RunResult
+from orthogonium.data import ImageDataModule, unit_pixels
+from orthogonium.errors import DivergenceError, OrthogoniumError
+from orthogonium.recipes.recipe import Recipe
+from orthogonium.report import evaluate
+from orthogonium.report.curves import survival_curve
+from orthogonium.training import LipschitzClassifier, fit, load_checkpoint
+from orthogonium.training.fitting import load_data
+from orthogonium.training.run_folder import RunFolder
+
+INTERRUPTED = 130
+_CHECKPOINT_MINUTES = 1.0
+_CURVE_REACH = 1.5  # times the largest radius
+
+
+def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, accelerator: str) -> RunResult:
+    """Train, or continue, and evaluate. What goes wrong with the network is a result, too."""
+    found = RunResult("failed", recipe.seed, eps=recipe.eps)
+    data = load_data(recipe)
+    found = replace(found, memory_before=memory())
+    try:
+        torch.manual_seed(recipe.seed)
+        model = contestant.network(recipe, data.image_shape, data.n_classes)
+        classifier = LipschitzClassifier(recipe, model, image_shape=data.image_shape, n_classes=data.n_classes)
+        contestant.check_network(classifier.model)
+        found = replace(
+            found,
+            parameters=sum(p.numel() for p in classifier.model.parameters() if p.requires_grad),
+            layers=layer_counts(classifier.model),
+        )
+        batch = next(iter(data.train_dataloader()))
+        seconds = step_seconds(classifier, batch, training_device(accelerator))
+        found = replace(found, step_seconds=seconds, images_per_second=len(batch[1]) / seconds)
+        del classifier
+        trained = fit(
+            recipe,
+            folder,
+            model=model,
+            data=data if recipe.extra is None else None,  # extra images are mixed in by `fit` itself
+            accelerator=accelerator,
+            resume="auto",
+            progress=False,
+            checkpoint_minutes=_CHECKPOINT_MINUTES,
+        )
+        found = replace(found, memory=peak_memory(), steps=trained.steps, seconds=trained.seconds)
+        network = load_checkpoint(trained.checkpoint, model=model)
+        images = unit_pixels(data.test.fetch(torch.arange(len(data.test))))
+        found = replace(found, history=tuple(trained.history))
+        return _evaluated(found, network.model, images, data, recipe, folder, attacked)
+    except DivergenceError as error:
+        return replace(found, status="diverged", reason=str(error), memory=peak_memory())
+    except OrthogoniumError as error:
+        return replace(found, reason=str(error), memory=peak_memory())
+
+
+def _evaluated(
+    found: RunResult,
+    model: nn.Module,
+    images: Tensor,
+    data: ImageDataModule,
+    recipe: Recipe,
+    folder: Path,
+    attacked: int,
+) -> RunResult:
+    """Certificates, attack and spectra of the trained network; without a bound, what can be said without."""
+    labels, found = data.test.labels, replace(found, status="finished")
+    try:
+        full = evaluate(
+            model, images, labels, eps=recipe.eps, classes=data.classes, attacked=attacked, seed=recipe.seed
+        )
+    except (UnboundedError, TraceError, RefutedError) as error:
+        index = torch.linspace(0, len(images) - 1, min(attacked, len(images))).round().long()
+        with torch.no_grad():
+            predictions = torch.cat([model(part).argmax(1) for part in images.split(500)])
+        curve = empirical_accuracy(model, images[index], labels[index], recipe.eps, seed=recipe.seed)
+        return replace(
+            _with_sigma(found, audit(model, tuple(images.shape[1:]))),
+            bound_reason=" ".join(str(error).split()),
+            accuracy=float((predictions == labels).double().mean()),
+            attacked=curve.accuracy,
+            attacked_inputs=len(index),
+        )
+    title = f"{folder.parent.name} on {recipe.data}, seed {recipe.seed}"
+    full.write(RunFolder(folder).report, recipe=recipe.to_dict(), history=found.history, title=title)
+    at = [full.curve.eps.index(e) for e in recipe.eps]
+    radii, proved = survival_curve(full.certificates.radii, _CURVE_REACH * max(recipe.eps))
+    return replace(
+        _with_sigma(found, full.audit),
+        bound=full.certificates.bound.value,
+        accuracy=full.certificates.accuracy,
+        certified=full.certificates.certified_accuracy,
+        attacked=tuple(full.curve.accuracy[i] for i in at),
+        certified_of_attacked=tuple(full.compared.certified_accuracy_at(e) for e in recipe.eps),
+        attacked_inputs=len(full.index),
+        broken=full.broken,
+        curve=(tuple(radii), tuple(proved)),
+    )
+
+
+def _with_sigma(found: RunResult, report: AuditReport) -> RunResult:
+    """With the smallest and largest singular value of the layers that were measured."""
+    rows = [row for row in report.rows if row.kind in ("exact", "upper") and row.sigma_max is not None]
+    smallest = [row.sigma_min for row in rows if row.sigma_min is not None]
+    return replace(
+        found,
+        sigma_min=min(smallest) if smallest and len(smallest) == len(rows) else None,
+        sigma_max=max((row.sigma_max for row in rows if row.sigma_max is not None), default=None),
+    )
+
+
+def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str) -> dict[str, Any]:
+    """What `entry.json` says."""
+    return {
+        "contestant": {"name": contestant.name, "kind": contestant.kind},
+        "recipe": recipe.to_dict(),
+        "attacked": attacked,
+        "accelerator": accelerator,
+    }
+
+
+def main(folder: Path) -> None:
+    """Run what is in the folder; end at once when the process that started it is gone: no two train in one folder."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    told = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+    try:
+        result = run(
+            Contestant(**told["contestant"]),
+            Recipe.from_dict(told["recipe"]),
+            folder,
+            told["attacked"],
+            told["accelerator"],
+        )
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    result.write(folder / "result.json")
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # not through the object, whose lock Python wants back when it ends
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""What a training step costs: time and memory."""
+
+from __future__ import annotations
+
+import copy
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orthogonium.training.classifier import LipschitzClassifier
+
+_MOST_STEPS, _FEWEST_STEPS, _SECONDS = 30, 4, 2.0
+_STATUS = Path("/proc/self/status")
+
+
+def step_seconds(
+    classifier: LipschitzClassifier,
+    batch: tuple[Tensor, Tensor],  # images (n, c, h, w), labels (n,)
+    device: torch.device,
+) -> float:
+    """Median time of a training step: forward, backward and optimizer. The classifier itself is not changed."""
+    classifier = copy.deepcopy(classifier).to(device).train()
+    images, labels = (each.to(device) for each in batch)
+    optimizer = classifier.configure_optimizers()
+    times: list[float] = []
+    while len(times) < _FEWEST_STEPS or (len(times) < _MOST_STEPS and sum(times) < _SECONDS):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        classifier.training_step((images, labels), 0).backward()
+        optimizer.step()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])  # the first one allocates
+
+
+def training_device(accelerator: str) -> torch.device:
+    """Where Lightning trains on one device."""
+    if accelerator != "cpu" and torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        return found
+    return torch.device("cpu")
+
+
+def peak_memory() -> int | None:
+    """Largest resident memory of this process so far, in bytes; of an accelerator's memory, where one is used.
+
+    Where the system tells the peak of this program alone, that is taken: the one of `getrusage` also counts the process that
+    started it.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return _status("VmHWM") or _of_process_tree()
+
+
+def memory() -> int | None:
+    """Resident memory of this process now, in bytes."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else _status("VmRSS")
+
+
+def _status(field: str) -> int | None:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE) if _STATUS.is_file() else None
+    return 1024 * int(found[1]) if found else None
+
+
+def _of_process_tree() -> int | None:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,0 +1,101 @@
+"""What a run ended in, as a value that is kept in its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from orthogonium.comparison.plan import write_json
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run of one contestant with one seed. What was not reached or could not be proved is None.
+
+    Attributes:
+        status: "finished"; "diverged", its loss was no longer finite; or "failed".
+        seed: of the run.
+        reason: of a failure, in a line.
+        parameters: numbers that are trained.
+        layers: how many convolutions of each class the network has.
+        steps: optimizer steps.
+        seconds: of training, validation included.
+        step_seconds: median time of a training step by itself.
+        images_per_second: batch size over `step_seconds`.
+        memory: peak of the resident memory of the process while it trained, in bytes.
+        memory_before: its memory before there was a network: Python, torch and the data.
+        sigma_min: smallest singular value of a layer; None if that of some layer is not known.
+        sigma_max: largest one.
+        bound: proved Lipschitz constant of the network.
+        bound_reason: why there is none.
+        accuracy: on all test inputs.
+        eps: the radii.
+        certified: accuracy that is proved at each of them, on all test inputs.
+        attacked: accuracy that an attack left at each of them, on `attacked_inputs` inputs.
+        certified_of_attacked: what is proved on these.
+        attacked_inputs: how many there are.
+        broken: certificates that the attack broke: none, unless there is a bug.
+        curve: radii, and the accuracy that is proved at each.
+        history: a row for each epoch.
+    """
+
+    status: Literal["finished", "diverged", "failed"]
+    seed: int
+    reason: str = ""
+    parameters: int | None = None
+    layers: Mapping[str, int] = field(default_factory=dict)
+    steps: int | None = None
+    seconds: float | None = None
+    step_seconds: float | None = None
+    images_per_second: float | None = None
+    memory: int | None = None
+    memory_before: int | None = None
+    sigma_min: float | None = None
+    sigma_max: float | None = None
+    bound: float | None = None
+    bound_reason: str = ""
+    accuracy: float | None = None
+    eps: tuple[float, ...] = ()
+    certified: tuple[float, ...] | None = None
+    attacked: tuple[float, ...] | None = None
+    certified_of_attacked: tuple[float, ...] | None = None
+    attacked_inputs: int | None = None
+    broken: int = 0
+    curve: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    history: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was trained and evaluated."""
+        return self.status == "finished"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether to keep it when the comparison is continued. A failure may be that of the machine, and is tried again."""
+        return self.status != "failed"
+
+    def write(self, path: Path) -> None:
+        """Save it; numbers that JSON does not have become null."""
+        write_json(path, _plain(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> RunResult:
+        """What `write` saved."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{key: _tuples(value) for key, value in found.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

@@ -1,0 +1,135 @@
+"""A row for each contestant: means over its seeds and their spread, and what there is to remark."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from orthogonium.comparison.contestant import Contestant
+from orthogonium.comparison.result import RunResult
+from orthogonium.report.sections import radius_text
+
+_ONE = 1 + 1e-3  # largest constant that is called 1: rounding is far below
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean over seeds, and the standard deviation of one run; None where there was one run."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Of one or more values."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contestant with its runs so far, of `seeds` in all."""
+
+    contestant: Contestant
+    results: tuple[RunResult, ...]
+    seeds: int
+
+    @property
+    def name(self) -> str:
+        """Of the contestant."""
+        return self.contestant.name
+
+    @property
+    def finished(self) -> tuple[RunResult, ...]:
+        """The runs that came to their end."""
+        return tuple(result for result in self.results if result.is_finished)
+
+    @property
+    def status(self) -> str:
+        """That of the first run which is not finished, if there is one; "running" while runs are missing."""
+        if len(self.results) < self.seeds:
+            return "running"
+        return next((result.status for result in self.results if not result.is_finished), "finished")
+
+    def spread(self, value: Callable[[RunResult], float | None], *, of_all: bool = False) -> Spread | None:
+        """Of a value of the finished runs, or of all that have it; None where a finished run has none."""
+        values = [value(result) for result in (self.results if of_all else self.finished)]
+        known = [v for v in values if v is not None]
+        return Spread.of(known) if known and (of_all or len(known) == len(values)) else None
+
+    def figures(self, eps: tuple[float, ...]) -> dict[str, Spread | None]:
+        """The numbers of the row by name."""
+
+        def at(values: tuple[float, ...] | None, index: int) -> float | None:
+            return None if values is None else values[index]
+
+        found = {
+            "parameters": self.spread(lambda r: r.parameters, of_all=True),
+            "step_seconds": self.spread(lambda r: r.step_seconds, of_all=True),
+            "images_per_second": self.spread(lambda r: r.images_per_second, of_all=True),
+            "memory": self.spread(lambda r: r.memory, of_all=True),
+            "steps": self.spread(lambda r: r.steps),
+            "seconds": self.spread(lambda r: r.seconds),
+            "sigma_min": self.spread(lambda r: r.sigma_min),
+            "sigma_max": self.spread(lambda r: r.sigma_max),
+            "bound": self.spread(lambda r: r.bound),
+            "accuracy": self.spread(lambda r: r.accuracy),
+        }
+        for i, e in enumerate(eps):
+            found[f"certified@{radius_text(e)}"] = self.spread(lambda r, i=i: at(r.certified, i))  # type: ignore[misc]
+        for i, e in enumerate(eps):
+            found[f"attacked@{radius_text(e)}"] = self.spread(lambda r, i=i: at(r.attacked, i))  # type: ignore[misc]
+        return found
+
+    @property
+    def history_is_proved(self) -> bool:
+        """Whether the certified accuracies of its histories, which take the network to be 1-Lipschitz, are true."""
+        return bool(self.finished) and all(r.bound is not None and r.bound <= _ONE for r in self.finished)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader must know to read the numbers."""
+        found = []
+        seeds: dict[tuple[str, str], list[str]] = {}
+        for result in self.results:
+            if not result.is_finished:
+                seeds.setdefault((result.status, result.reason), []).append(str(result.seed))
+        for (status, reason), of in seeds.items():
+            found.append(f"{status.capitalize()}, seed{'s' if len(of) > 1 else ''} {', '.join(of)}: {reason}")
+        if self.finished and len(self.finished) < len(self.results):
+            found.append(f"Means are over {len(self.finished)} of {self.seeds} seeds.")
+        broken = sum(result.broken for result in self.finished)
+        if broken:
+            found.append(f"{broken} certificates were broken by the attack: this is a bug.")
+        unproved = [result.bound_reason for result in self.finished if result.bound is None]
+        if unproved:
+            found.append(f"No Lipschitz constant is proved, so nothing is certified: {unproved[0]}")
+        largest = max((r.bound for r in self.finished if r.bound is not None), default=0.0)
+        if largest > _ONE:
+            found.append(f"Not 1-Lipschitz: the proved constant, by which radii are divided, is {_short(largest)}.")
+        layers = next((result.layers for result in self.results if result.layers), {})
+        if len(layers) > 1:
+            found.append("Convolutions: " + ", ".join(f"{count} {name}" for name, count in layers.items()) + ".")
+        return found
+
+    def to_dict(self, eps: tuple[float, ...]) -> dict[str, Any]:
+        """As values that JSON knows."""
+        figures = {
+            name: None if spread is None else {"mean": spread.mean, "deviation": spread.deviation}
+            for name, spread in self.figures(eps).items()
+        }
+        return {
+            "contestant": self.name,
+            "kind": self.contestant.kind,
+            "status": self.status,
+            "seeds": [result.seed for result in self.results],
+            "finished": len(self.finished),
+            "remarks": self.remarks,
+            **figures,
+        }
+
+
+def _short(x: float) -> str:
+    return f"{x:.3g}" if math.isfinite(x) else "∞"

@@ -1,0 +1,27 @@
+"""Convolutions as other libraries might have them."""
+
+from torch import nn
+
+
+class Squaring(nn.Conv2d):
+    """Without a Lipschitz constant: its output is squared."""
+
+    def forward(self, x):
+        return super().forward(x).square()
+
+
+class Refusing(nn.Conv2d):
+    """Cannot be built, by a fault that is none of ours."""
+
+    def __init__(self, *arguments, **options):
+        raise RuntimeError("this layer needs\na licence")
+
+
+class NotFinite(nn.Conv2d):
+    """Trains into numbers that are none."""
+
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+NO_CLASS = 3

@@ -1,0 +1,177 @@
+"""Rows, plans and runs from Python; the command is tested in tests/cli/test_compare.py."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from orthogonium.comparison import Comparison, Contestant, Plan, Row, RunResult, base_recipe
+from orthogonium.comparison.contest import run
+from orthogonium.comparison.contestant import layer_counts
+from orthogonium.comparison.measuring import memory, peak_memory, step_seconds
+from orthogonium.comparison.plan import ComparisonFolder
+from orthogonium.comparison.running import _TRACEBACK, _reason
+from orthogonium.errors import ParameterError
+from orthogonium.layers import AdaptiveOrthoConv2d
+from orthogonium.methods import METHODS
+from orthogonium.models import create_model
+from orthogonium.report.scatter import Point, pareto_front, scatter_chart
+from orthogonium.training import LipschitzClassifier
+
+SMALL = base_recipe("digits").replace(
+    epochs=1, model_options={"widths": [8], "depth": 2, "hidden": [], "padding_mode": "circular"}, eps=[0.1, 0.5]
+)
+AOC, SOC = Contestant.method("aoc"), Contestant.method("soc")
+
+
+@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if 2 in entry.conv])
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_every_method_has_a_place_in_the_network(method, data):
+    recipe = Contestant.method(method).recipe(base_recipe(data), 0)
+    shape = (1, 8, 8) if data == "digits" else (3, 32, 32)
+    model = create_model(recipe.model, shape, 10, **recipe.model_options)
+    Contestant.method(method).check_network(model)
+    assert sum(layer_counts(model).values()) == 8
+    with torch.no_grad():
+        assert model.eval()(torch.rand(2, *shape)).shape == (2, 10)
+
+
+def test_a_network_without_the_method_is_refused():
+    cpl = Contestant.method("cpl")
+    recipe = cpl.recipe(base_recipe("digits").replace(model_options={"depth": 1}), 0)
+    model = create_model(recipe.model, (1, 8, 8), 10, **recipe.model_options)
+    assert set(layer_counts(model)) == {"AdaptiveOrthoConv2d"}
+    with pytest.raises(ParameterError, match="No convolution of this network is of method 'cpl'.*depth=2"):
+        cpl.check_network(model)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Contestant.method("nosuch"), "no method 'nosuch' for images"),
+        (lambda: Contestant.conv("torch.nn.Conv2d"), "package.module:Class"),
+        (lambda: Contestant.conv("torch.nn:NoSuch"), "There is no torch.nn:NoSuch"),
+        (lambda: Contestant.conv("no_such_package:Conv"), "There is no no_such_package:Conv"),
+        (lambda: Contestant.conv("tests.comparison.entrants:NO_CLASS"), "no class"),
+        (lambda: Plan(SMALL, ()), "needs a contestant"),
+        (lambda: Plan(SMALL, (AOC, AOC)), "aoc several times"),
+        (lambda: Plan(SMALL, (AOC,), seeds=0), "seeds=0"),
+        (lambda: Plan(SMALL.replace(model="lip_resnet"), (AOC,)), "has no option method"),
+        (lambda: Plan(SMALL.replace(model_options={"method": "soc"}), (AOC,)), "method is what is compared"),
+        (lambda: Plan(SMALL.replace(model_options={"widths": [3]}), (AOC, SOC)).check(), "multiple of 2 channels"),
+        (lambda: Plan(SMALL.replace(data="nosuch"), (Contestant.conv("torch.nn:Conv2d"),)).check(), "nosuch"),
+    ],
+)
+def test_mistakes_are_told_before_training(make, words):
+    with pytest.raises(ParameterError, match=words):
+        make()
+
+
+def test_a_folder_keeps_its_plan(tmp_path):
+    folder = ComparisonFolder(tmp_path / "new")
+    folder.begin(Plan(SMALL, (AOC,)))
+    folder.begin(Plan(SMALL, (AOC, SOC), seeds=2))  # more of the same
+    with pytest.raises(ParameterError, match=r"another comparison: lr=0\.5 \(there 0\.01\)"):
+        folder.begin(Plan(SMALL.replace(lr=0.5), (AOC,)))
+    with pytest.raises(ParameterError, match=r"attacked=7 \(there 512\)"):
+        folder.begin(Plan(SMALL, (AOC,), attacked=7))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ParameterError, match="holds no comparison"):
+        ComparisonFolder(tmp_path / "other").begin(Plan(SMALL, (AOC,)))
+
+
+def finished(seed, certified, bound=1.0, **changes):
+    figures = {"accuracy": 0.9, "attacked": (0.8, 0.7), "step_seconds": 0.01, "parameters": 10, "attacked_inputs": 5}
+    return RunResult("finished", seed, certified=certified, bound=bound, eps=(0.1, 0.5), **{**figures, **changes})
+
+
+def test_rows_are_means_over_finished_runs_and_say_what_is_missing():
+    results = (finished(0, (0.5, 0.2)), finished(1, (0.7, 0.4)), RunResult("diverged", 2, "NaN at step 3"))
+    row = Row(AOC, results, 3)
+    proved = row.figures((0.1, 0.5))["certified@0.1"]
+    assert math.isclose(proved.mean, 0.6) and math.isclose(proved.deviation, math.sqrt(0.02))
+    assert row.status == "diverged"
+    assert row.remarks[:2] == ["Diverged, seed 2: NaN at step 3", "Means are over 2 of 3 seeds."]
+    assert Row(AOC, results[:1], 3).status == "running"
+    assert Row(AOC, results[:1], 1).figures((0.1, 0.5))["accuracy"].deviation is None
+
+
+def test_what_is_not_proved_is_not_claimed():
+    unproved = finished(0, None, None, bound_reason="square has none", curve=None)
+    row = Row(Contestant.conv("torch.nn:Conv2d"), (unproved,), 1)
+    figures = row.figures((0.1, 0.5))
+    assert figures["certified@0.1"] is None and figures["bound"] is None and figures["attacked@0.1"].mean == 0.8
+    assert not row.history_is_proved
+    assert row.remarks == ["No Lipschitz constant is proved, so nothing is certified: square has none"]
+    loose = Row(AOC, (finished(0, (0.1, 0.0), bound=20.0),), 1)
+    assert not loose.history_is_proved and "proved constant, by which radii are divided, is 20" in loose.remarks[0]
+    # one seed without a proof: the mean of the others would be that of another set of runs
+    assert Row(AOC, (finished(0, (0.5, 0.2)), unproved), 2).figures((0.1, 0.5))["certified@0.1"] is None
+
+
+def test_the_page_and_the_tables_show_what_the_rows_say(tmp_path):
+    plan = Plan(SMALL, (AOC, SOC, Contestant.method("aol")), seeds=2)
+    results = {(AOC, 0): finished(0, (0.5, 0.2)), (AOC, 1): finished(1, (0.7, 0.4))}
+    results |= {(SOC, seed): RunResult("failed", seed, "<out> of memory") for seed in (0, 1)}
+    folder = ComparisonFolder(tmp_path)
+    Comparison.of(plan, results).write(folder)
+    page = folder.report.read_text(encoding="utf-8")
+    assert "60.0% ± 14.1" in page and "&lt;out&gt; of memory" in page and "<out>" not in page
+    assert "4 of 6" in page and "2 failed or diverged" in page
+    rows = {row["contestant"]: row for row in json.loads(folder.results.read_text())["rows"]}
+    assert rows["soc"]["status"] == "failed" and rows["aol"]["status"] == "running"
+    assert rows["soc"]["accuracy"] is None and rows["aoc"]["certified@0.5"]["mean"] == pytest.approx(0.3)
+
+
+def test_results_survive_their_file(tmp_path):
+    result = finished(3, (0.5, 0.2), history=({"epoch": 1, "train_loss": 0.5},), curve=((0.0, 1.0), (0.9, 0.1)))
+    result.write(tmp_path / "result.json")
+    assert RunResult.read(tmp_path / "result.json") == result
+
+
+@pytest.mark.filterwarnings("ignore::orthogonium.errors.NumericalWarning")  # of weights that are NaN by then
+def test_a_run_without_finite_loss_diverged(tmp_path):
+    contestant = Contestant.conv("tests.comparison.entrants:NotFinite")
+    result = run(contestant, SMALL, tmp_path, 10, "cpu")
+    assert result.status == "diverged" and "loss is nan" in result.reason
+    assert result.parameters and result.accuracy is None
+
+
+def test_why_a_process_ended(tmp_path):
+    errors = tmp_path / "errors.txt"
+    errors.write_text(f"a warning\n{_TRACEBACK}\n  File …\n    x\nRuntimeError: no\nand no\n")
+    assert _reason(1, errors) == "RuntimeError: no and no"
+    errors.write_text("a warning\nout of luck\n")
+    assert _reason(1, errors) == "out of luck"
+    assert "SIGKILL, perhaps for want of memory" in _reason(-9, errors)
+    errors.write_text("")
+    assert _reason(3, errors) == "Its process ended with exit code 3."
+
+
+def test_step_time_is_measured_on_a_copy():
+    torch.manual_seed(0)
+    network = nn.Sequential(AdaptiveOrthoConv2d(1, 4, 3), nn.Flatten(), nn.Linear(256, 10))
+    classifier = LipschitzClassifier(SMALL, network)
+    before = [p.clone() for p in classifier.parameters()]
+    seconds = step_seconds(classifier, (torch.rand(4, 1, 8, 8), torch.arange(4)), torch.device("cpu"))
+    assert seconds > 0 and all(torch.equal(p, q) for p, q in zip(before, classifier.parameters(), strict=True))
+
+
+def test_peak_memory_is_at_least_what_is_held():
+    before, held = peak_memory(), torch.ones(2**25)  # 128 MB
+    after = peak_memory()
+    assert after >= before and after >= memory() > held.nbytes
+
+
+def test_the_front_is_what_nobody_beats():
+    generator = torch.Generator().manual_seed(0)
+    points = [Point(str(i), *torch.rand(2, generator=generator).tolist()) for i in range(40)]
+    front = pareto_front(points)
+    for p in points:
+        beaten = any(q.x <= p.x and q.y >= p.y and q != p for q in points)
+        assert (p in front) == (not beaten)
+    chart = scatter_chart(points, name="n", x_label="x", y_label="y")
+    assert chart.count("<circle") == 40 and chart.endswith("</svg>")
