@@ -28,7 +28,7 @@ FULL = {"ResNet-18": (ResNet18, (3, 64, 64)), "VGG-11": (lambda: VGG11(hidden=51
 
 
 def train(model, shape, steps=20, batch=4, temperature=None):
-    """Fit a fixed batch; the loss in eval mode, before and after."""
+    """Fit a fixed batch; the loss in eval mode, before and after, with statistics that have come to rest."""
     x = torch.randn(batch, *shape)
     output = model.eval()(x)
     labels = torch.arange(batch) % output.shape[1] if output.dim() == 2 else (x[:, 0] > 0).long()
@@ -38,13 +38,21 @@ def train(model, shape, steps=20, batch=4, temperature=None):
     def loss():
         return F.cross_entropy(temperature * model(x), labels)
 
-    first = loss().item()
+    @torch.no_grad()
+    def loss_at_rest():
+        model.train()
+        for _ in range(30):
+            model(x)
+        model.eval()
+        return loss().item()
+
+    first = loss_at_rest()
     for _ in range(steps):
         model.train()
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()
-    return first, loss().item() if model.eval() else 0.0
+    return first, loss_at_rest()
 
 
 def check_bound_and_training(make, shape, gain=0.9, temperature=None, **options):
@@ -425,6 +433,8 @@ def test_methods_that_scale_keep_the_network_up_to_a_factor(make):
     shape = {"ResNet18": (3, 32, 32), "UNet": (1, 16, 16), "Everything": (3, 8, 8), "MLP": (1, 8, 8)}[
         type(plain).__name__
     ]
+    if isinstance(plain, Everything):  # each group has a factor of its own, the same for equal ones
+        plain.depthwise.weight.data[1:] = plain.depthwise.weight.data[:1]
     plain.train()
     for _ in range(3):  # statistics that are not those of the start
         plain(1 + 2 * torch.randn(16, *shape))
@@ -435,4 +445,4 @@ def test_methods_that_scale_keep_the_network_up_to_a_factor(make):
     if isinstance(plain, MLP | Everything):  # without the softmax at the end, up to a constant for each sample
         before = before.log() if isinstance(plain, MLP) else before
         after, before = after - after.mean(1, keepdim=True), before - before.mean(1, keepdim=True)
-    assert F.cosine_similarity(after.flatten(), before.flatten(), dim=0) > 1 - 1e-4
+    assert F.cosine_similarity(after.flatten(), before.flatten(), dim=0) > 1 - 1e-6
