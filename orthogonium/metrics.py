@@ -1,6 +1,6 @@
 """Metrics of certified robustness for `torchmetrics`: batches and processes are added up exactly.
 
-They need the extra: `pip install orthogonium[train]`.
+They need the extra `[train]`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attacks of other libraries: foolbox (Rauber et al. 2020) and AutoAttack (Croce & Hein 2020).
 
-They need the extra: `pip install orthogonium[attack]`. Their results are taken as suggestions: whether a point is of
+They need the extra `[attack]`. Their results are taken as suggestions: whether a point is of
 another class and how far it lies is checked by the caller.
 """
 

@@ -1,4 +1,4 @@
-"""The `orthogonium` command. Needs the extra: `pip install orthogonium[train]`."""
+"""The `orthogonium` command. Needs the extra `[train]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of a training run for Lightning. Needs the extra: `pip install orthogonium[train]`."""
+"""The data of a training run for Lightning. Needs the extra `[train]`."""
 
 from __future__ import annotations
 
