@@ -33,19 +33,38 @@ def small(kind: str, mode: str, batch: int):
     return run
 
 
+def whole_image(kind: str, mode: str, batch: int):
+    """A training step of two layers of 16 channels on 16×16 pixels, with kernels as large."""
+    import torch
+    from torch import nn
+
+    from orthogonium.layers import CayleyConv2d
+
+    model = nn.Sequential(*(CayleyConv2d(16, 16, 3, padding_mode=mode, image_size=16) for _ in range(2)))
+    x = torch.randn(batch, 16, 16, 16)
+
+    def run():
+        model.zero_grad()
+        model(x).square().sum().backward()
+
+    return run
+
+
 def without(path: str | None, job: str, **arguments):
     """The job, with one path switched off during each of its calls."""
     import torch
 
     switches = {
         "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
+        "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
         "memcmp": ("orthogonium.layers.parametrization.same_values", torch.equal),
         "wrap": ("orthogonium.layers.conv.padding._recorded", lambda x: False),
         "gram schmidt": ("orthogonium.linalg.triangular.evaluate", plainly),
         "three taps": ("orthogonium.methods.bcop.composition.evaluate", plainly),
         "gram": ("orthogonium.kernels.fourier.evaluate", plainly),
     }
-    run = {"training": training, "small network": small, "evaluation": evaluation}[job](**arguments)
+    jobs = {"training": training, "small network": small, "evaluation": evaluation, "whole images": whole_image}
+    run = jobs[job](**arguments)
     if path is None:
         return run
 
@@ -58,6 +77,7 @@ def without(path: str | None, job: str, **arguments):
 
 ROWS = [  # what it is, switch, job, kind of network, padding, batch
     ("factors applied in turn", "in turn", "training", "ours", "zeros", 16),
+    ("Fourier transforms for kernels as large as the image", "frequencies", "whole images", "cayley", "circular", 16),
     ("`memcmp` instead of `torch.equal` for stale weights", "memcmp", "evaluation", "ours", "zeros", 1),
     ("derivative of circular padding by hand", "wrap", "training", "ours", "circular", 16),
     ("derivative of Gram–Schmidt by hand", "gram schmidt", "training", "ours", "zeros", 16),

@@ -47,6 +47,8 @@ def sources(model: nn.Module) -> list[Source]:
 class Supply:
     """What gives a layer its weight, built beforehand, for as long as it is open (`Constraint.supply`)."""
 
+    for_all_passes = False  # whether gradients reach raw parameters by this weight alone
+
     def __init__(self, raw: tuple[Tensor, ...], weight: Tensor) -> None:
         self.raw, self.weight = raw, weight
         self.is_open = True

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class _Leaf(Supply):
     """A weight for all passes of a block, as a leaf. Note [One build]."""
 
+    for_all_passes = True
+
     def __init__(self, raw: tuple[Tensor, ...], built: Tensor) -> None:
         trains = any(p.requires_grad for p in raw)
         super().__init__(raw, built.detach().requires_grad_(trains))

@@ -19,6 +19,7 @@ from orthogonium.certification.float64_convolution import convolution
 from orthogonium.certification.tracked import replaced, tensors_in
 from orthogonium.layers.activations.axes import halves
 from orthogonium.layers.activations.sorting import max_min
+from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.whole import Followed
 
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -49,7 +50,14 @@ class Precise(Followed):
         return f"Precise({self.digits!r}, as {self.dtype})"
 
     def take_whole(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """MaxMin without masks and copies, which serve gradients alone and take most of its time."""
+        """What is computed otherwise, or in types that have no digits to say.
+
+        MaxMin without masks and copies, which serve gradients alone and take most of its time; Fourier transforms, which
+        have complex numbers inside.
+        """
+        if fn in (convolve_frequencies, adjoint_frequencies):
+            kernel = args[1].digits if isinstance(args[1], Precise) else args[1].to(self.digits.dtype)
+            return Precise(fn(self.digits, kernel, *args[2:]), torch.promote_types(self.dtype, torch.float32))
         if fn is not max_min:
             return NotImplemented
         out = torch.empty_like(self.digits)

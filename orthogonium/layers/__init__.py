@@ -31,6 +31,20 @@ from orthogonium.layers.conv.bcop import (
     FastBlockConvTranspose2D,
     FastBlockConvTranspose3d,
 )
+from orthogonium.layers.conv.circle import (
+    BROConv1d,
+    BROConv2d,
+    BROConv3d,
+    CayleyConv1d,
+    CayleyConv2d,
+    CayleyConv3d,
+    ECOConv1d,
+    ECOConv2d,
+    ECOConv3d,
+    LOTConv1d,
+    LOTConv2d,
+    LOTConv3d,
+)
 from orthogonium.layers.conv.cpl import CPLConv1d, CPLConv2d, CPLConv3d
 from orthogonium.layers.conv.init import conv_orthogonal_
 from orthogonium.layers.conv.rko import (
@@ -137,6 +151,18 @@ from orthogonium.layers.shape import InvertibleDownsampling, InvertibleUpsamplin
 from orthogonium.layers.sll import SDPBasedLipschitzDense
 
 __all__ = [
+    "BROConv1d",
+    "BROConv2d",
+    "BROConv3d",
+    "CayleyConv1d",
+    "CayleyConv2d",
+    "CayleyConv3d",
+    "ECOConv1d",
+    "ECOConv2d",
+    "ECOConv3d",
+    "LOTConv1d",
+    "LOTConv2d",
+    "LOTConv3d",
     "AOCLipschitzResBlock",
     "AOCLipschitzResBlock1d",
     "AOCLipschitzResBlock3d",

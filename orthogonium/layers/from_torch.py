@@ -38,6 +38,8 @@ def _arguments(layer: Any) -> dict[str, Any]:
             skew: Any = layer
             axes = zip(skew.skew_kernel_size, skew.geometry.effective_stride, strict=True)
             sizes |= {"kernel_size": tuple(k + e - 1 for k, e in axes), "order": skew.order}
+        if hasattr(layer, "taps"):  # of a kernel as large as the image: `conv/circle.py`
+            sizes |= {"kernel_size": layer.taps, "image_size": layer.image_size}
     else:
         raise ParameterError(
             f"from_torch takes nn.Linear, nn.Conv1d to 3d and their transposes, got {type(layer).__name__}. Networks as a "

@@ -43,7 +43,8 @@ class Guarantee:
 
     def __str__(self) -> str:
         meaning = f"all singular values {self.constant:.6g}" if self.kind == "orthogonal" else self._lipschitz
-        return ", ".join((meaning, *self._conditions()))
+        noted = [self.note] if self.note and self.image_sizes else []
+        return ", ".join((meaning, *self._conditions(), *noted))
 
     @property
     def _lipschitz(self) -> str:

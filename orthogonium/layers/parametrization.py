@@ -43,8 +43,9 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -60,6 +61,7 @@ from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel
 
 _memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_MOST_KEPT = 4  # weights of one layer, for images of several sizes
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -117,7 +119,7 @@ class Constraint(nn.Module):
         self.kernel = kernel
         self.lipschitz = lipschitz  # Note [Constants]
         self._initial = initial
-        self._kept: Kept | None = None
+        self._kept: dict[Hashable, Kept] | None = None  # by what was built
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
@@ -125,15 +127,23 @@ class Constraint(nn.Module):
         if supplied is not None:
             self._forget(raw)
             return supplied
+        return self.kept_or_built(raw)
+
+    def kept_or_built(
+        self, raw: tuple[Tensor, ...], what: Hashable = None, by: Callable[..., Any] | None = None
+    ) -> Tensor:
+        """The weight of these raw parameters; if not that of the kernel as it is, `what` names it and `by` builds it."""
         if not self.keeps(raw):
             self._forget(raw)
-            return self.build(raw)
-        if self._kept is None or not self._kept.is_current(raw):
-            kept = Kept(raw, self.build)
+            return self.build(raw, by)
+        known = self._kept or {}
+        kept = known.get(what)
+        if kept is None or not kept.is_current(raw):
+            kept = Kept(raw, partial(self.build, by=by))
             if not has_values(kept.weight):  # built under `FakeTensorMode`
                 return kept.weight
-            self._kept = kept
-        return self._kept.weight
+            self._kept = {**dict(list(known.items())[1 - _MOST_KEPT :]), what: kept}
+        return kept.weight
 
     def supplied(self, raw: tuple[Tensor, ...]) -> Tensor | None:
         """The weight of these raw parameters, if it has been built beforehand."""
@@ -152,11 +162,11 @@ class Constraint(nn.Module):
         if self._kept is not None and waits(raw[0]) and self._may_train(raw):
             self._kept = None
 
-    def build(self, raw: tuple[Tensor, ...]) -> Tensor:
-        """Note [Precision]. The kernels of a block are one vector."""
+    def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
+        """Note [Precision]. The kernels of a block are one vector. `by` is what builds, if not the kernel as it is."""
 
         def build(*raw: Tensor) -> Any:
-            return self._scale(self.kernel.build(*raw))
+            return self._scale((by or self.kernel.build)(*raw))
 
         built = full_precision(build)(*raw)
         return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten() for t in built]))

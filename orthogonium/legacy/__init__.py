@@ -1,4 +1,4 @@
-"""Methods as first published, for comparison; independent of the rest of the library.
+"""Methods as first published, for comparison; independent of the rest of the library, but for the Cayley transform.
 
 Each file is one paper, with its mathematics as functions to test other implementations against. Every class says
 what it guarantees and which defects of the original it keeps.

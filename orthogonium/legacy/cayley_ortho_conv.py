@@ -11,28 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from orthogonium import linalg
 from orthogonium.errors import GeometryError, ShapeError
+from orthogonium.kernels import circle
 from orthogonium.legacy._common import add_bias, downsample, require_positive
+from orthogonium.linalg.complex_matrices import on_complex
 
 
 def cayley(w: Tensor) -> Tensor:  # (…, m, c), real or complex → same
-    """Orthonormal columns (m ≥ c) or rows (m < c) from any matrix.
-
-    With W = [U; V] and A = U − Uᴴ + VᴴV the result is [(I+A)⁻¹(I−A); −2V(I+A)⁻¹]; I + A is invertible since the
-    symmetric part of A is positive. Wide matrices are transposed first.
+    """Orthonormal columns (m ≥ c) or rows (m < c) from any matrix, by `orthogonium.linalg.cayley`.
 
     >>> q = cayley(torch.randn(5, 3))
     >>> torch.allclose(q.T @ q, torch.eye(3), atol=1e-5)
     True
     """
-    m, c = w.shape[-2:]
-    if m < c:
-        return cayley(w.mH).mH
-    u, v = w[..., :c, :], w[..., c:, :]
-    a = u - u.mH + v.mH @ v
-    eye = torch.eye(c, dtype=w.dtype, device=w.device)
-    top = torch.linalg.solve(eye + a, eye - a)
-    return torch.cat([top, -2 * torch.linalg.solve(eye + a, v, left=False)], dim=-2) if m > c else top
+    return on_complex(linalg.cayley, w) if w.is_complex() else linalg.cayley(w)
 
 
 def frequency_response(
@@ -43,18 +36,17 @@ def frequency_response(
     (k1, k2), (n1, n2) = kernel.shape[-2:], size
     if k1 > n1 or k2 > n2:
         raise ShapeError(f"A kernel {(k1, k2)} is larger than the image {(n1, n2)}. Use a larger image.")
-    embedded = F.pad(kernel, (0, n2 - k2, 0, n1 - k1)).roll((-((k1 - 1) // 2), -((k2 - 1) // 2)), dims=(2, 3))
-    return torch.fft.rfft2(embedded).conj().permute(2, 3, 0, 1)
+    return circle.to_frequencies(circle.wrap_taps(kernel, ((k1 - 1) // 2, (k2 - 1) // 2), size), 2).conj()
 
 
 def to_frequencies(x: Tensor) -> Tensor:  # (batch, c, n1, n2) → (n1, n2//2+1, c, batch)
     """Images as one matrix per frequency."""
-    return torch.fft.rfft2(x).permute(2, 3, 1, 0)
+    return circle.to_frequencies(x.transpose(0, 1), 2)
 
 
 def from_frequencies(x: Tensor, size: tuple[int, int]) -> Tensor:  # (n1, n2//2+1, c, batch) → (batch, c, n1, n2)
     """Inverse of `to_frequencies`."""
-    return torch.fft.irfft2(x.permute(3, 2, 0, 1), s=size)
+    return circle.from_frequencies(x, size).transpose(0, 1)
 
 
 def cayley_fft(
@@ -91,13 +83,14 @@ class Cayley(nn.Module):
     Paper: Trockman & Kolter, "Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.
 
     Guarantee: every singular value is 1, columns (in·stride² ≤ out) or rows orthonormal; circular padding, any image
-    at least as large as the kernel. To 1e-5 in float32 and 1e-12 in float64, for scales α up to about 100.
+    at least as large as the kernel. To 1e-5 in float32 and 1e-12 in float64.
 
-    Kept from the original: the cost grows with the image (a linear solve per frequency, at every call); the
+    Kept from the original: the cost grows with the image (an inverse per frequency, at every call); the
     spatial kernel is as large as the image, and another one for every image size; eigenvalue −1 is out of reach.
     `padding` is there for the sake of scripts that give it: images keep their size whatever it says. Stride is a
     pixel-unshuffle; the convolution after it has kernel_size // stride taps (at least 1).
-    Done right here: a linear solve instead of an explicit inverse, which in float32 loses all digits at large scales.
+    Done right here: scales beyond 32, which turn nothing any further and in float32 lose all digits, are taken back to it.
+    `orthogonium.layers.CayleyConv2d` is the same with groups, any sizes and strides, and a kernel that is kept in eval.
 
     >>> layer = Cayley(4, 4, 3)
     >>> x = torch.randn(1, 4, 5, 5)

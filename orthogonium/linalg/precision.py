@@ -111,17 +111,18 @@ def check_matrix(w: Tensor, name: str) -> None:
         )
 
 
-def _exports_to_onnx() -> bool:
+def exports_to_onnx() -> bool:
+    """Whether a model is being exported to ONNX, which has no Fourier transforms of real images and no factorizations."""
     return torch.onnx.is_in_onnx_export()
 
 
 # Asked for while a compiler traces; see `products_are_rounded`.
-_exports_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+exports_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse_onnx(name: str) -> None:
     """ONNX has sums and products, but no factorization of matrices."""
-    if _exports_to_onnx():
+    if exports_to_onnx():
         raise ExportError(
             f"{name}: ONNX has no operator for this constraint, which would be computed at every call. Export a copy with "
             "plain weights: `orthogonium.layers.freeze(model)`."

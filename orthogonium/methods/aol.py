@@ -4,11 +4,6 @@ Prach, Lampert (2022), "Almost-orthogonal layers for efficient general-purpose L
 first follow Delattre et al. (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram iteration"
 (Note [Dominating diagonal] of `kernels/dominance.py`).
 
-Note [Stride]
-A convolution of stride s and dilation d applies, up to a permutation of pixels, one of stride 1 and dilation 1 to the
-phases of its taps: taps with the same index mod `e = s / gcd(s, d)` meet the same phase of the image. Both sides of
-that kernel can be scaled: its rows are output channels, its columns are input channels times phases.
-
 Note [Kinks]
 Layers start next to orthogonal kernels, whose Gram kernel is zero but for its diagonal: next to the kinks of |G|. There the
 gradient is made of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign of a thousand wrong, and
@@ -19,28 +14,16 @@ long: what they get is a subgradient of a kernel that is as close as rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.dominance import check_steps, equal_scales, group_gram_diagonal, positive_weights
+from orthogonium.kernels.phases import stack_phases
 from orthogonium.linalg import random_orthogonal
 from orthogonium.methods.kernel import ConvKernel, Device
-
-
-def stack_phases(kernel: Tensor, strides: Sequence[int]) -> Tensor:  # (g, m, n, *k) → (g, m, n·∏e, *⌈k/e⌉)
-    """The stride-1 kernel of Note [Stride], filled up by zeros."""
-    dims = len(strides)
-    missing = [-n % e for n, e in zip(kernel.shape[3:], strides, strict=True)]
-    x = F.pad(kernel, [p for n in reversed(missing) for p in (0, n)])
-    for axis, e in enumerate(strides):
-        x = x.unflatten(3 + 2 * axis, (-1, e))
-    order = [*range(3), *(4 + 2 * a for a in range(dims)), *(3 + 2 * a for a in range(dims))]
-    return x.permute(order).flatten(2, 2 + dims)
 
 
 def central_tap(g: ConvGeometry, device: Device, dtype: torch.dtype) -> Tensor:  # (out, in/g, *k)
@@ -62,8 +45,8 @@ class AlmostOrthogonalKernel(ConvKernel):
     """AOL kernel of a geometry. Raw parameters: a kernel of the weight's shape, and the logarithms q of the weights.
 
     Scales the side with fewer channels, where the Gram matrix is smaller and its rows are closer to orthogonal: output
-    channels if `out ≤ in·∏e`, otherwise input channels by phase (e as in Note [Stride]). Each group of one channel has
-    nothing to weigh, and no q.
+    channels if `out ≤ in·∏e`, otherwise input channels by phase (e as in Note [Stride] of `kernels/phases.py`). Each
+    group of one channel has nothing to weigh, and no q.
     """
 
     projects = True

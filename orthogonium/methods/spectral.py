@@ -2,7 +2,8 @@
 
 Delattre, Barthélemy, Araujo, Allauzen (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram
 iteration". Kernels are bounded at the points of a grid of frequencies (Note [Frequencies] of
-`kernels/frequency_bound.py`), those that stride as the stride-1 kernels of their phases (Note [Stride] of `aol.py`).
+`kernels/frequency_bound.py`), those that stride as the stride-1 kernels of their phases (Note [Stride] of
+`kernels/phases.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from torch import Tensor
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry, identity
 from orthogonium.kernels.frequency_bound import squared_norm_bound
+from orthogonium.kernels.phases import stack_phases
 from orthogonium.linalg import random_orthogonal, spectral_normalize, unit_norm
-from orthogonium.methods.aol import central_tap, stack_phases
+from orthogonium.methods.aol import central_tap
 from orthogonium.methods.kernel import ConvKernel, Device, Kernel
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orthogonium.linalg import EXP_ORTHO_PARAMS
+from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS, POLAR_ORTHO_PARAMS
 from orthogonium.methods.registry import Method, MethodTable
 
 
@@ -20,6 +20,8 @@ def _family(place: str, on_images: str | None = None) -> dict[int, str]:
     """Layers of 1 to 3 dimensions, the one on images maybe by a name of its own."""
     return {dims: _layer(on_images if dims == 2 and on_images else place.format(dims)) for dims in (1, 2, 3)}
 
+
+CIRCLE = "circular; a kernel as large as the n × n image, another for each size"
 
 BUILT_IN = (
     Method(
@@ -83,6 +85,49 @@ BUILT_IN = (
         conv=_family("conv.spectral:SpectralConv{}d"),
         conv_transpose=_family("conv.spectral:SpectralConvTranspose{}d"),
         linear=_layer("linear:SpectralLinear"),
+    ),
+    Method(
+        "cayley",
+        "Trockman & Kolter 2021",
+        "orthogonal",
+        CIRCLE,
+        "24 n² c³",
+        conv=_family("conv.circle:CayleyConv{}d"),
+        linear=_layer("linear:OrthoLinear"),
+        linear_options={"ortho_params": CAYLEY_ORTHO_PARAMS},
+        dilation=False,
+    ),
+    Method(
+        "lot",
+        "Xu et al. 2022",
+        "orthogonal",
+        CIRCLE,
+        "340 n² c³",
+        conv=_family("conv.circle:LOTConv{}d"),
+        linear=_layer("linear:OrthoLinear"),
+        linear_options={"ortho_params": POLAR_ORTHO_PARAMS},
+        dilation=False,
+    ),
+    Method(
+        "bro",
+        "Lai et al. 2025",
+        "orthogonal",
+        CIRCLE,
+        "7 n² c³",
+        conv=_family("conv.circle:BROConv{}d"),
+        linear=_layer("linear:OrthoLinear"),
+        dilation=False,
+    ),
+    Method(
+        "eco",
+        "Yu et al. 2022",
+        "orthogonal",
+        CIRCLE,
+        "1 800 c³ if 3 divides n",
+        conv=_family("conv.circle:ECOConv{}d"),
+        linear=_layer("linear:OrthoLinear"),
+        linear_options={"ortho_params": EXP_ORTHO_PARAMS},
+        dilation=False,
     ),
     Method(
         "sll",

@@ -10,6 +10,7 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers import spread_constant
+from orthogonium.layers.conv.circle import settle_image_sizes
 from orthogonium.models import shipped_weights
 from orthogonium.models.registry import REGISTRY, ModelEntry, check_options, find
 
@@ -54,12 +55,9 @@ def create_model(
         )
     entry = find(name)
     check_options(entry, options)
-    model = entry.build(
-        entry.image_shape if image_shape is None else image_shape,
-        entry.n_classes if n_classes is None else n_classes,
-        **options,
-    )
-    return spread_constant(model, lipschitz)
+    shape = entry.image_shape if image_shape is None else image_shape
+    model = entry.build(shape, entry.n_classes if n_classes is None else n_classes, **options)
+    return spread_constant(settle_image_sizes(model, shape), lipschitz)
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import orthogonium.linalg as linalg
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
-from orthogonium.layers.conv import aoc, aol, bcop, rko, soc, spectral
+from orthogonium.layers.conv import aoc, aol, bcop, circle, rko, soc, spectral
 from orthogonium.layers.linear import AOLLinear
 from tests.oracle import plain_conv
 
@@ -93,4 +93,9 @@ LAYERS = {
     "Spectral-1d": _conv(spectral.SpectralConv1d, 4, 4, 4, groups=4, dilation=2, padding=3),
     "Spectral-3d": _conv(spectral.SpectralConv3d, 2, 3, (2, 3, 1), bias=False, niter=2),
     "Spectral-transpose": _conv(spectral.SpectralConvTranspose2d, 6, 4, stride=2, padding=1, output_padding=1),
+    "Cayley-strided-grouped": _conv(circle.CayleyConv2d, 4, 6, 4, stride=2, groups=2, image_size=6),
+    "Cayley-1d": _conv(circle.CayleyConv1d, 6, 4, image_size=6),
+    "LOT-strided-columns": _conv(circle.LOTConv2d, 1, 6, stride=2, image_size=6, bias=False),
+    "BRO-1d": _conv(circle.BROConv1d, 4, 6, stride=2, groups=2, rank=1, image_size=6),
+    "ECO": _conv(circle.ECOConv2d, image_size=6),
 }

@@ -19,7 +19,7 @@ from tests.oracle import singular_values
 # those of the sum of a strided and a skew factor at 1e-3.
 MANY_SOLUTIONS = {"SOC", "SOC-1d"}
 SLOW = {"SOC-strided", "SOC-strided-columns", "SOC-transpose-circular"}
-OWN = ("ortho_params", "niter", "order")
+OWN = ("ortho_params", "niter", "order", "rank", "image_size")
 
 
 @pytest.mark.filterwarnings("ignore::orthogonium.errors.GuaranteeWarning")

@@ -134,6 +134,8 @@ def test_a_convolution_and_its_transpose_have_the_same_defaults(dims):
 def test_integers_that_keep_the_image_are_accepted_by_all(method):
     """One rule: what gives as many pixels as "same" for every size."""
     for kernel, dilation, padding in ((3, 1, 1), (5, 1, 2), (3, 2, 2), (1, 1, 0), ((3, 5), 1, (1, 2))):
+        if dilation > 1 and not METHODS[method].dilation:
+            continue
         conv = LipschitzConv2d(4, 4, kernel, padding=padding, dilation=dilation, method=method)
         x = torch.randn(1, 4, 9, 8)
         assert conv(x).shape == x.shape

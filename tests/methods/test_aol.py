@@ -6,9 +6,10 @@ import torch
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.dominance import gram_diagonal
+from orthogonium.kernels.phases import stack_phases
 from orthogonium.layers.linear import AOLLinear
 from orthogonium.legacy.almost_orthogonal_conv import gram_row_sums
-from orthogonium.methods.aol import AlmostOrthogonalKernel, stack_phases
+from orthogonium.methods.aol import AlmostOrthogonalKernel
 from tests.oracle import singular_values
 
 

@@ -13,6 +13,7 @@ from orthogonium.certification.block_kernels import NoBoundError
 from orthogonium.certification.rounding import ULPS, product_roundoff, sum_roundoff, underflow, unit_roundoff
 from orthogonium.certification.rules.arithmetic import Scale
 from orthogonium.certification.rules.call import NOT_FINITE, Effect, Local, NoBound
+from orthogonium.certification.rules.circles import on_circle
 from orthogonium.certification.rules.convolutions import Transposed
 from orthogonium.certification.rules.entrywise import Sloped
 from orthogonium.certification.rules.measured import measured
@@ -24,6 +25,7 @@ from orthogonium.layers.activations.sorting import group_sort, max_min, relu_max
 from orthogonium.layers.attention import attention_constant, distance_attention
 from orthogonium.layers.block import DenseBlock
 from orthogonium.layers.conv.block import ConvBlock
+from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import unwrap
 
 _SEVERAL = ("It depends on several values, or on one as a setting.", "Use constants for all but the input.")
@@ -259,4 +261,6 @@ WHOLES: dict[Any, Any] = {
     householder: isometric(2 * ULPS, 2),
     householder_order_2: isometric(2 * ULPS + math.tau, 2),
     unwrap: folded,
+    convolve_frequencies: on_circle,
+    adjoint_frequencies: on_circle,
 }

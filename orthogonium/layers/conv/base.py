@@ -39,6 +39,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     border: Border
     pads_as_torch: bool
     kernel_of: Callable[..., ConvKernel]  # what makes the kernel of a geometry, in layers with several
+    spans_image = False  # whether the kernel is as large as the image: `conv/circle.py`
     smallest: float  # what no singular value of the kernel is below, on the infinite lattice
 
     def __init_subclass__(cls, **options: Any) -> None:

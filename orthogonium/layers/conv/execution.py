@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from orthogonium.kernels.algebra import CONV_TRANSPOSE
+from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import convolve, pad, unwrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
-from orthogonium.linalg.precision import autocasts, is_exporting
+from orthogonium.linalg.precision import autocasts, exports_to_onnx, is_exporting
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
+from orthogonium.methods.circle import left_of
 
 # Note [In turn] of `methods/aoc.py`
 MOST_PIXELS = 32  # for each channel, over all images in between: a limit to the memory they take
@@ -102,6 +104,27 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     return y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
 
 
+# ── a kernel as large as the image ──
+
+
+def _multiplies_frequencies(layer: Any, x: Tensor, source: Source | None) -> bool:
+    if not layer.spans_image:
+        return False
+    # ONNX has convolutions instead; other images than those of the weight need another kernel.
+    return not (exports_to_onnx() and tuple(x.shape[-layer.dims :]) == layer.geometry.kernel_size)
+
+
+def _multiply_frequencies(layer: Any, x: Tensor, source: Source | None) -> Tensor:
+    g = layer.geometry
+    weight = layer.weight_for(tuple(x.shape[-g.dims :]), source)
+    batch = x if x.dim() == g.dims + 2 else x[None]
+    y = convolve_frequencies(batch, weight, left_of(tuple(weight.shape[2:]), g.stride), g.stride, g.groups)
+    # As torch's convolutions do.
+    y = y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) and x.dtype != torch.float64 else x.dtype)
+    y = y if x.dim() == g.dims + 2 else y[0]
+    return y if layer.bias is None else y + layer.bias.to(y.dtype).view(-1, *[1] * g.dims)
+
+
 # ── the weight ──
 
 
@@ -128,6 +151,7 @@ def adjoint(layer: Any, y: Tensor) -> Tensor:
 
 EXECUTIONS = (
     Execution("factors in turn", _pays_in_turn, _apply_in_turn),
+    Execution("frequencies", _multiplies_frequencies, _multiply_frequencies),
     Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),
     Execution(
         "torch",

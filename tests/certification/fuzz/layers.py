@@ -25,6 +25,16 @@ def transposed(p: Draft) -> str:
     return f"nn.ConvTranspose{n}d({c}, {p.pick(1, 2)}, {p.pick(1, 2, 3)}, {options})"
 
 
+def on_circle(p: Draft) -> str:
+    """By Fourier transform, with the kernel of the layer, one for another image, or one that expands."""
+    n, c = p.spatial(), p.shape[0]
+    groups = p.divisor(c)
+    stride = p.pick(1, 1, 2)
+    options = f"stride={stride}, groups={groups}, image_size={p.pick(None, 12)}, lipschitz={p.pick(1.0, 1.5)}"
+    layer = f"ol.{p.pick('Cayley', 'LOT')}Conv{n}d({c}, {groups * p.pick(1, 2)}, {p.pick(2, 3)}, {options})"
+    return p.pick(layer, f"pieces.NewWeights({layer})")
+
+
 def linear(p: Draft) -> str:
     return f"nn.Linear({p.shape[-1]}, {p.pick(2, 4, p.shape[-1])})"
 
@@ -102,6 +112,7 @@ LAYERS = (
     call(convolution),
     call(convolution),
     call(transposed),
+    call(on_circle),
     call(odd),
     call(odd),
     call(odd),

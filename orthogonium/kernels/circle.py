@@ -1,0 +1,44 @@
+"""Convolutions of images that are wrapped around, by one matrix for each frequency of the image.
+
+Note [Circles]
+On a circle of m pixels a convolution multiplies the Fourier transform of an image by its *symbol* at the m frequencies
+`2πf/m`, one matrix of channels for each. A kernel with as many taps as the image has pixels can have any symbol with
+`S(−f) = conj S(f)`, which makes it real. So a function of matrices that commutes with conjugation, applied at each
+frequency, makes a real kernel of a real kernel: orthogonal if all its matrices are. Half of the frequencies do, those of
+`rfftn`.
+
+A kernel of stride s on a circle of `s·m` pixels is the stride-1 kernel of its phases on m (Note [Stride] of `phases.py`).
+
+The symbols here are `Σ_t K[t] e^{−2πi f·t/m}`, as `rfftn` has them: convolving (torch correlates) multiplies by the
+conjugate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def wrap_taps(kernel: Tensor, first: Sequence[int], sizes: Sequence[int]) -> Tensor:  # (..., *k) → (..., *sizes)
+    """The kernel as a function on a circle: tap j is added to pixel `j − first`."""
+    dims = len(sizes)
+    missing = [-k % n for k, n in zip(kernel.shape[-dims:], sizes, strict=True)]
+    x = F.pad(kernel, [p for n in reversed(missing) for p in (0, n)])
+    for axis, n in enumerate(sizes, -dims):
+        x = x if x.shape[axis] == n else x.unflatten(axis, (-1, n)).sum(axis - 1)
+    return x.roll([-f for f in first], tuple(range(-dims, 0)))
+
+
+def to_frequencies(x: Tensor, dims: int) -> Tensor:  # (..., *m) → (*half of m, ...), complex
+    """The Fourier transform of the last axes, frequencies in front."""
+    axes = tuple(range(-dims, 0))
+    return torch.fft.rfftn(x, dim=axes).movedim(axes, tuple(range(dims)))
+
+
+def from_frequencies(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m, ...) → (..., *m)
+    """The inverse of `to_frequencies`."""
+    axes = tuple(range(-len(sizes), 0))
+    return torch.fft.irfftn(x.movedim(tuple(range(len(sizes))), axes), s=tuple(sizes), dim=axes)

@@ -1,0 +1,65 @@
+"""Block reflectors at each frequency of the image.
+
+Lai et al. (2025), "Enhancing certified robustness via block reflector orthogonal layers and logit annealing loss":
+`I − 2V(VᴴV)⁻¹Vᴴ` for V with r columns, which needs no iteration. It reflects the range of V, so that it is its own inverse;
+with `r = c` it would be −I, whatever V is. Where inputs and outputs differ in number, the rows or columns of the larger
+square are cut. Here the range is given an orthonormal basis by QR, which is exact for every V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from orthogonium.errors import GeometryError, ParameterError
+from orthogonium.kernels import ConvGeometry
+from orthogonium.linalg.complex_matrices import on_complex
+from orthogonium.linalg.triangular import qr
+from orthogonium.methods.aol import central_tap
+from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol, unit_taps
+from orthogonium.methods.kernel import Device
+
+
+def block_reflector(v: Tensor) -> Tensor:  # (..., c, r), r ≤ c → (..., c, c)
+    """`I − 2V(VᵀV)⁻¹Vᵀ`, orthogonal and symmetric.
+
+    >>> w = block_reflector(torch.tensor([[1.0], [1.0]]))
+    >>> torch.testing.assert_close(w, torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
+    """
+    basis = qr(v)
+    return torch.eye(v.shape[-2], dtype=v.dtype, device=v.device) - 2 * basis @ basis.mT
+
+
+class BlockReflectorKernel(CircleKernel):
+    """Raw parameter: taps of V behind the stride, `(g·c, r, *⌈k/s⌉)` with `c = max(out, in·∏s)` channels of a group."""
+
+    group_axes = (0,)
+
+    def __init__(self, geometry: ConvGeometry, grid: Grid, rank: int | None = None) -> None:
+        super().__init__(geometry, grid)
+        if self.channels < 2:
+            raise GeometryError(
+                "BRO reflects some of several channels: with one for each group there is nothing to choose. Use "
+                "method='cayley', 'lot' or 'eco', or fewer groups."
+            )
+        if rank is not None and (not isinstance(rank, int) or not 0 < rank < self.channels):
+            raise ParameterError(
+                f"BRO: rank, the number of directions that are reflected, must be between 1 and {self.channels - 1} for "
+                f"{self.channels} channels of a group (outputs, or inputs times strides), got {rank!r}."
+            )
+        self.rank = self.channels // 2 if rank is None else rank
+
+    def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
+        """Orthonormal columns in the middle and a little noise."""
+        g = self.geometry
+        return central_tap(
+            ConvGeometry.of(g.dims, g.groups * self.rank, g.groups * self.channels, coarse_size(g), groups=g.groups),
+            device,
+            dtype,
+        )
+
+    def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
+        """The block reflectors of the symbol of V, cut to the shape of the kernel."""
+        g = self.geometry
+        v = symbol(unit_taps(raw[0], g.groups), grid, (1,) * g.dims)
+        return on_complex(block_reflector, v)[..., : g.group_out, : self.columns]

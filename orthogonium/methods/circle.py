@@ -1,0 +1,100 @@
+"""Kernels that are made orthogonal at each frequency of the image: what Cayley, LOT, BRO and ECO share.
+
+Note [Image sizes]
+Their kernel has as many taps as the image has pixels (Note [Circles] of `kernels/circle.py`), and another value for each
+image size: the raw parameters are a few taps, whose symbol `V(ω)` is known for every frequency ω, and the symbol of the
+kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that images of this size have. A size that divides another
+has frequencies of the larger one: on its circle, the larger kernel wraps around to the smaller.
+
+So images of any size are convolved with a kernel that is orthogonal for them. `grid` is the number of pixels on each axis
+behind the stride for which `build` builds; `build_on` builds for another one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.circle import from_frequencies, to_frequencies, wrap_taps
+from orthogonium.kernels.phases import stack_phases, unstack_phases
+from orthogonium.linalg.precision import float64_is_cheap
+from orthogonium.methods.kernel import ConvKernel
+
+Grid = tuple[int, ...]
+
+
+def left_of(sizes: Grid, strides: Grid) -> Grid:
+    """Pixels in front of the image that "same" padding adds for a kernel of this size."""
+    return tuple(max(k - s, 0) // 2 for k, s in zip(sizes, strides, strict=True))
+
+
+def coarse_size(geometry: ConvGeometry) -> Grid:
+    """Pixels behind the stride that hold all taps, `⌈k/s⌉`."""
+    return tuple(-(-k // s) for k, s in zip(geometry.kernel_size, geometry.stride, strict=True))
+
+
+def symbol(kernel: Tensor, grid: Grid, strides: Grid) -> Tensor:  # (g, out, in, *k) → (*half of grid, g, out, in·∏s)
+    """The symbol of taps that lie where "same" padding has them."""
+    sizes = tuple(m * s for m, s in zip(grid, strides, strict=True))
+    taps = wrap_taps(kernel, left_of(tuple(kernel.shape[3:]), strides), sizes)
+    return to_frequencies(stack_phases(taps, strides), len(grid))
+
+
+class CircleKernel(ConvKernel):
+    """Base: the kernel with the symbol that `unitary` makes of raw parameters. Note [Image sizes].
+
+    Channels count for each group; those of a strided kernel are `in·∏s` columns, one for each phase.
+    """
+
+    smallest = 1.0
+
+    def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
+        super().__init__()
+        self.geometry, self.grid = geometry, grid
+        self.columns = geometry.group_in * math.prod(geometry.stride)
+        self.channels = max(geometry.group_out, self.columns)
+
+    @property
+    def weight_geometry(self) -> ConvGeometry:
+        """With a kernel as large as the image."""
+        sizes = tuple(m * s for m, s in zip(self.grid, self.geometry.stride, strict=True))
+        return replace(self.geometry, kernel_size=sizes)
+
+    def at(self, grid: Grid) -> CircleKernel:
+        """The same for images of another size."""
+        other = copy.copy(self)
+        other.grid = grid
+        return other
+
+    def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:  # → (*half of grid, g, out, columns), complex
+        """The symbol of the kernel: matrices with all singular values 1."""
+        raise NotImplementedError
+
+    def build(self, *raw: Tensor) -> Tensor:
+        """The kernel `(out, in/g, *sizes of the image)`."""
+        return self.build_on(self.grid, *raw)
+
+    def build_on(self, grid: Grid, *raw: Tensor) -> Tensor:
+        """The kernel for images of another size."""
+        if float64_is_cheap(raw[0]):
+            return self.build_on(grid, *(t.double() for t in raw)).to(raw[0].dtype)
+        strides = self.geometry.stride
+        taps = unstack_phases(self.taps(grid, *raw), strides)
+        left = left_of(tuple(taps.shape[3:]), strides)
+        return taps.roll(left, tuple(range(3, taps.dim()))).flatten(0, 1)
+
+    def taps(self, grid: Grid, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
+        """The stride-1 kernel of all phases, from pixel 0 on."""
+        return from_frequencies(self.unitary(grid, *raw), grid)
+
+
+def unit_taps(raw: Tensor, groups: int) -> Tensor:  # (g·m, n, *k) → (g, m, n, *k)
+    """Each group divided by its largest entry, a constant for the gradient: for functions that do not depend on scale."""
+    x = raw.unflatten(0, (groups, -1))
+    largest = x.detach().abs().amax(tuple(range(1, x.dim())), keepdim=True)
+    return x / torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -1,0 +1,78 @@
+"""Explicitly constructed orthogonal convolutions: a unitary matrix for each of a few frequencies.
+
+Yu, Li, Cai, Zhu, Chen (2022), "Constructing orthogonal convolutions in an explicit manner". A kernel with κ taps on each
+axis is orthogonal on a circle of κ pixels if its symbol is unitary at the κ frequencies there. On an image of m pixels,
+`d = m/κ`, its taps are set d pixels apart (dilation), so that the image falls apart into circles of κ pixels. So κ must
+divide m. The paper has κ = k, the kernel size; here κ is the smallest divisor of m that is not below k (m itself, if that
+is smaller), which serves every image: 3 on 9 pixels, 4 on 8.
+
+With stride s, m counts the pixels behind it, and `⌈k/s⌉` takes the place of k. The cost does not grow with the image, if
+that has small divisors; the taps move apart with it. Unitary matrices are exponentials `exp(M − Mᴴ)`, cut to the shape that
+is needed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.circle import from_frequencies
+from orthogonium.linalg.complex_matrices import on_complex
+from orthogonium.linalg.rotations import exponential
+from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol
+from orthogonium.methods.kernel import Device
+
+
+class ExplicitKernel(CircleKernel):
+    """Raw parameter: taps of M behind the stride, `(g·c, c, *⌈k/s⌉)` with `c = max(out, in·∏s)` channels of a group."""
+
+    group_axes = (0,)
+
+    def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
+        super().__init__(geometry, grid)
+        self.trainable = self.channels > 1 or max(coarse_size(geometry)) > 2  # real numbers of norm 1 are ±1
+
+    def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
+        """Normal taps of a size that turns by about 1 rad."""
+        g = self.geometry
+        size = coarse_size(g)
+        shape = (g.groups * self.channels, self.channels, *size)
+        wide = torch.promote_types(dtype, torch.float32)
+        return (torch.randn(shape, device=device, dtype=wide) / math.sqrt(4 * self.channels * math.prod(size))).to(
+            dtype
+        )
+
+    def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
+        """At the frequencies of the small circle, `grid`."""
+        g = self.geometry
+        m = symbol(raw[0].unflatten(0, (g.groups, -1)), grid, (1,) * g.dims)
+        return on_complex(exponential, m)[..., : g.group_out, : self.columns]
+
+    def taps(self, grid: Grid, *raw: Tensor) -> Tensor:
+        """Those of the small circle, spread over the image."""
+        circle = tuple(map(divisor_from, grid, coarse_size(self.geometry)))
+        x = from_frequencies(self.unitary(circle, *raw), circle)
+        for axis, (m, n) in enumerate(zip(grid, circle, strict=True), -len(grid)):
+            x = _spread(x, axis, m // n)
+        return x
+
+
+def divisor_from(m: int, least: int) -> int:
+    """The smallest divisor of m that is at least this; m itself if there is none.
+
+    >>> [divisor_from(m, 3) for m in (9, 8, 7, 2)]
+    [3, 4, 7, 2]
+    """
+    return next((n for n in range(least, m) if m % n == 0), m)
+
+
+def _spread(x: Tensor, axis: int, distance: int) -> Tensor:
+    """Zeros behind each entry along an axis: `n` entries become `n·distance`."""
+    if distance == 1:
+        return x
+    x = x.movedim(axis, -1)
+    return F.pad(x.unsqueeze(-1), (0, distance - 1)).flatten(-2).movedim(-1, axis)
