@@ -16,18 +16,20 @@ from collections.abc import Callable
 from benchmarks.side_by_side import KEEP_FREED_MEMORY, table
 
 BATCH = 4
-ROUNDS = 3
-LONG = 30.0  # seconds that the calls of one case may take
+ROUNDS = 5
+LONG = 20.0  # seconds that the calls for one model may take, but for one of each
 
 
-def seconds(step: Callable[[], None]) -> float:
-    """Of the fastest of some calls, after one that warms up; of fewer where they take long."""
-    begin, times = time.perf_counter(), []
-    while len(times) <= ROUNDS and (len(times) < 2 or time.perf_counter() - begin < LONG):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+def fastest(steps: list[Callable[[], None]]) -> list[float]:
+    """Seconds of the fastest of some calls of each, in turns, after one that warms up; of fewer where they take long."""
+    begin, rounds = time.perf_counter(), []
+    while len(rounds) <= ROUNDS and (len(rounds) < 2 or time.perf_counter() - begin < LONG):
+        rounds.append([])
+        for step in steps:
+            start = time.perf_counter()
+            step()
+            rounds[-1].append(time.perf_counter() - start)
+    return [min(times) for times in zip(*rounds[1:], strict=True)]
 
 
 def measure(name: str) -> None:
@@ -51,7 +53,7 @@ def measure(name: str) -> None:
         return run
 
     count = sum(p.numel() for p in model.parameters())
-    print(count, seconds(step(BATCH)), seconds(step(2 * BATCH)))
+    print(count, *fastest([step(BATCH), step(2 * BATCH)]))
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
         environment = {**os.environ, **KEEP_FREED_MEMORY}
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
         count, small, large = map(float, done.stdout.split())
-        image = (large - small) / BATCH
+        image = max(large - small, 0.0) / BATCH
         fixed = max(small - BATCH * image, 0.0)
         print(f"| `{name}` | {count / 1e6:.1f} | {small:.2f} s | {image:.3f} s | {fixed:.2f} s |", flush=True)
 
