@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from orthogonium import lipschitz_bound
-from orthogonium.errors import ParameterError
+from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.layers import MaxMin, OrthoLinear, UnitNormLinear
 from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.methods import METHODS
@@ -98,6 +98,17 @@ def test_methods(name, method, padding_mode):
 def test_bound_of_layers_with_their_activation_inside(method):
     model, shape = small("lip_resnet_tiny", method=method, widths=(4,), depths=(1,))
     assert lipschitz_bound(model.eval(), shape).value <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("name", ["lip_resnet_tiny", "liresnet", "lip_shift_mixer"])
+def test_block_reflectors(name):
+    """Kernels as large as the image, with a skip connection, a stride, or one pixel."""
+    model, shape = small(name, method="bro")
+    perturbed(model).eval()
+    assert lipschitz_bound(model, shape).value <= 1 + 1e-4
+    assert largest_singular_value(model.double(), torch.randn(*shape, dtype=torch.float64)) <= 1 + 1e-9
+    with pytest.raises(GeometryError, match="padding_mode='circular'"):
+        small(name, method="bro", padding_mode="zeros")
 
 
 def test_a_method_without_stride_leaves_it_to_another():
