@@ -5,7 +5,7 @@ READY := .venv/.ready
 # The versions to install; /dev/null leaves them to pip, for a Python that the pinned ones do not support.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format tables docs clean
+.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format tables bench docs clean
 .DELETE_ON_ERROR:
 
 # torch goes first and pinned, so that no other package can pull a different build of it.
@@ -59,6 +59,11 @@ format: $(READY)
 # The table of methods in the README, from that of the library.
 tables: $(READY)
 	$(BIN)/python -m orthogonium.methods README.md
+
+# All tables of benchmarks/README.md, measured anew: BENCH=--quick for a look, BENCH="peers network" for some of them.
+BENCH ?=
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(BENCH)
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet

@@ -5,20 +5,13 @@ Run with `.venv/bin/python -m benchmarks.large_matrices`. geotorch is installed 
 
 import importlib
 import resource
-import subprocess
 import sys
-from pathlib import Path
 
-from benchmarks.side_by_side import chosen_device, in_process, table, timed
+from benchmarks.side_by_side import PEERS, beside, chosen_device, in_process, install, table, timed
 
 SIZES = [(2048, 2048), (4096, 4096), (30000, 50), (50, 30000)]
-GEOTORCH = Path(__file__).parents[1] / ".geotorch"
 
-
-def install_geotorch() -> None:
-    if not GEOTORCH.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(GEOTORCH)]
-        subprocess.run([*command, "geotorch"], check=True)
+WHY = "the reason has not been looked for"
 
 
 def cost(kind: str, rows: int, columns: int, calls: int, device: str) -> tuple[float, float]:
@@ -34,7 +27,7 @@ def cost(kind: str, rows: int, columns: int, calls: int, device: str) -> tuple[f
     elif kind == "torch":
         layer = nn.utils.parametrizations.orthogonal(nn.Linear(columns, rows, bias=False))
     else:
-        sys.path.insert(0, str(GEOTORCH))
+        sys.path.insert(0, str(PEERS["geotorch"][1]))
         layer = nn.Linear(columns, rows, bias=False)
         importlib.import_module("geotorch").orthogonal(layer, "weight")
     gradient = torch.randn(rows, columns)
@@ -47,10 +40,13 @@ def cost(kind: str, rows: int, columns: int, calls: int, device: str) -> tuple[f
 
 
 if __name__ == "__main__":
-    install_geotorch()
+    kinds = ["OrthoLinear", "torch", *(["geotorch"] if install("geotorch") else [])]
     rows = []
     for size in SIZES:
-        for kind in ("OrthoLinear", "torch", "geotorch"):
+        ours = float("nan")
+        for kind in kinds:
             seconds, memory = in_process(False, "benchmarks.large_matrices:cost", kind, *size, 3, chosen_device())
-            rows.append([f"{size[0]} × {size[1]}", kind, f"{seconds:.3f} s", f"{memory:.0f} MB"])
-    table(["matrix", "", "forward + backward", "memory"], rows)
+            ours = seconds if kind == "OrthoLinear" else ours
+            ratio = "" if kind == "OrthoLinear" else beside(ours, seconds, WHY)
+            rows.append([f"{size[0]} × {size[1]}", kind, f"{seconds:.3f} s", ratio, f"{memory:.0f} MB"])
+    table(["matrix", "", "forward + backward", "ours is faster by", "memory"], rows)

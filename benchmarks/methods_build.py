@@ -6,7 +6,7 @@ circular image.
 
 import importlib
 
-from benchmarks.side_by_side import PEER_VERSION, in_process, install_peer, race, table
+from benchmarks.side_by_side import PEER_VERSION, beside, in_process, install_peer, is_quick, race, table
 
 # (name, module, class, options of ours, options of the peer); the peer's SOC has order 3 by default, ours 4.
 CASES = [
@@ -15,6 +15,8 @@ CASES = [
     ("SOC, order 3", "adaptiveSOC", "AdaptiveSOCConv2d", {"order": 3}, {}),
     ("SOC, order 4 against 3", "adaptiveSOC", "AdaptiveSOCConv2d", {}, {}),
 ]
+
+WHY = "it has a term less where orders differ, and its σ is above 1"
 
 
 def make(module: str, name: str, channels: int, options: dict):
@@ -50,7 +52,7 @@ def main() -> None:
             in_process(is_peer, f"benchmarks.methods_build:{largest_singular_value.__name__}", module, name, given)
             for is_peer, given in zip((False, True), options, strict=True)
         )
-        for channels in (128, 256):
+        for channels in (128,) if is_quick() else (128, 256):
             layer = {"module": module, "name": name, "channels": channels}
             cases = {
                 is_peer: (is_peer, "benchmarks.methods_build:build", {**layer, "options": given})
@@ -58,7 +60,7 @@ def main() -> None:
             }
             (ours, _), (theirs, _) = race(cases, rounds=8, threads=1).values()
             times = [f"{1e3 * t:.1f} ms" for t in (ours, theirs)]
-            rows.append([label, channels, *times, f"{theirs / ours:.2f}×", f"{own:.6f}", f"{peer:.6f}"])
+            rows.append([label, channels, *times, beside(ours, theirs, WHY), f"{own:.6f}", f"{peer:.6f}"])
     ratio = [f"published {PEER_VERSION}", "ratio", "σ_max, ours", "σ_max, published"]
     table(["kernel, one thread", "channels", "ours", *ratio], rows)
 

@@ -17,11 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PEER = Path(__file__).parents[1] / ".peer"
+ROOT = Path(__file__).parents[1]
+PEER = ROOT / ".peer"
 PEER_VERSION = "0.0.4"
+# package → what pip installs, and the folder it has for itself
+PEERS = {
+    "orthogonium": (f"orthogonium=={PEER_VERSION}", PEER),
+    "geotorch": ("geotorch", ROOT / ".geotorch"),
+    "deel": ("deel-torchlip", ROOT / ".deel-torchlip"),
+}
 # By default glibc may return large blocks to the system at every call, by chance: page faults cost up to a third of a step.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 HEATS = 4
+NOT_INSTALLED = 3  # exit code of a benchmark whose peer is not to be had
+_differences: list[float] = []  # how far heats have differed since the last table
 TURN = 0.2  # seconds that a contestant repeats its job for: the first call after the others' turns finds cold caches
 
 
@@ -49,11 +58,33 @@ def timed(job: Callable[[], Any], device: str) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
+def is_quick() -> bool:
+    """Whether `--quick` was given: one heat, few rounds, small cases. Such times are good for a look only."""
+    return "--quick" in sys.argv
+
+
+def install(package: str) -> bool:
+    """Put a peer into a folder of its own; False, and a line that says so, if it is not to be had."""
+    requirement, folder = PEERS[package]
+    if (folder / package).exists():
+        return True
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run([*command, "--target", str(folder), requirement], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{requirement} is left out: it cannot be installed from the registry.", flush=True)
+    return done.returncode == 0
+
+
 def install_peer() -> None:
-    """Put the published library into a directory of its own."""
-    if not (PEER / "orthogonium").exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(PEER)]
-        subprocess.run([*command, f"orthogonium=={PEER_VERSION}"], check=True)
+    """The published library, without which there is nothing to compare with."""
+    if not install("orthogonium"):
+        sys.exit(NOT_INSTALLED)
+
+
+def beside(ours: float, theirs: float, why: str) -> str:
+    """How many times faster we are than a peer; where we are not, `why`."""
+    ratio = theirs / ours
+    return f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2f}×, behind: {why}"
 
 
 def in_process(peer: bool, function: str, *arguments):
@@ -119,10 +150,12 @@ def race(
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.update(KEEP_FREED_MEMORY)
-    best: dict[str, tuple[float, object]] = {}
-    for _ in range(min(HEATS, rounds)):
-        for name, result in _heat(contestants, -(-rounds // HEATS), threads).items():
-            best[name] = min(result, best.get(name, result), key=lambda r: r[0])
+    heats = 1 if is_quick() else min(HEATS, rounds)
+    each = 1 if is_quick() else -(-rounds // HEATS)
+    found = [_heat(contestants, each, threads) for _ in range(heats)]
+    best = {name: min((heat[name] for heat in found), key=lambda r: r[0]) for name in contestants}
+    if heats > 1:
+        _differences.extend(max(heat[name][0] for heat in found) / best[name][0] - 1 for name in best)
     return best
 
 
@@ -150,6 +183,11 @@ def _heat(contestants: dict, rounds: int, threads: int) -> dict[str, tuple[float
 
 
 def table(header: list[str], rows: list[list[object]]) -> None:
-    """Print a Markdown table."""
+    """Print a Markdown table, and how far the heats that it is from have differed."""
     for row in [header, ["---"] * len(header), *rows]:
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+    if _differences:
+        print(
+            f"\nThe slowest of {HEATS} starts took up to {max(_differences):.0%} longer than the fastest.", flush=True
+        )
+        _differences.clear()

@@ -59,7 +59,7 @@ def compare(
     recipe_file: RecipeFile = None,
     accelerator: Accelerator = "auto",
     out: Out = None,
-    attacked: Attacked = 512,
+    attacked: Attacked = 128,
     quiet: Quiet = False,
     as_json: AsJson = False,
     **fields: Any,
@@ -172,7 +172,7 @@ def _show(found: Comparison) -> None:
     from orthogonium.report.sections import radius_text
 
     eps = [radius_text(e) for e in found.plan.recipe.eps]
-    columns = ["contestant", "parameters", "ms/step", "images/s", "MB", "clean"]
+    columns = ["contestant", "params", "ms/step", "MB", "clean"]
     columns += [*(f"cert. {e}" for e in eps), *(f"att. {e}" for e in eps)]
     rows, remarks = [], []
     for row in found.rows:
@@ -181,7 +181,6 @@ def _show(found: Comparison) -> None:
         cells = [
             "–" if f["parameters"] is None else f"{f['parameters'].mean:.0f}",
             with_spread(f["step_seconds"], lambda x: f"{1e3 * x:.3g}"),
-            with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
             with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}"),
             *(with_spread(accuracy, percent) for accuracy in accuracies),
         ]

@@ -129,7 +129,8 @@ def _explanation(plan: Plan, rows: Sequence[Row]) -> str:
     inputs = next((result.attacked_inputs for result in results if result.attacked_inputs), plan.attacked)
     words = [
         "Certified: the fraction of test inputs that are right and provably stay so within the radius. Attacked: what PGD "
-        f"left standing of {inputs} of them, evenly spread. ms/step: forward, backward and optimizer, by itself."
+        f"left standing of {inputs} of them, evenly spread; what is proved of these is in comparison.json. "
+        "ms/step: forward, backward and optimizer, by itself."
     ]
     before = [result.memory_before for result in results if result.memory_before is not None]
     if before:

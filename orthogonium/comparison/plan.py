@@ -52,7 +52,7 @@ class Plan:
     recipe: Recipe
     contestants: tuple[Contestant, ...]
     seeds: int = 1
-    attacked: int = 512
+    attacked: int = 128
     accelerator: str = "auto"
 
     def __post_init__(self) -> None:

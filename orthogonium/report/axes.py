@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 42  # room for the axes
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 12, 42  # room for the axes
 _PIXELS_PER_X_TICK, _PIXELS_PER_Y_TICK = 70, 45
 
 

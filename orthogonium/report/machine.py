@@ -19,12 +19,13 @@ def machine_line() -> str:
     True
     """
     threads = torch.get_num_threads()
-    parts = [_processor(), f"{threads} thread{'s' if threads > 1 else ''}"]
+    parts = [processor(), f"{threads} thread{'s' if threads > 1 else ''}"]
     if torch.cuda.is_available():
         parts.append(torch.cuda.get_device_name())
     return ", ".join([*parts, f"{platform.system()} {platform.machine()}"])
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     named = re.search(r"^model name\s*:\s*(.+)$", _CPU_INFO.read_text(), re.MULTILINE) if _CPU_INFO.is_file() else None
     return " ".join(named[1].split()) if named else platform.processor() or platform.machine()

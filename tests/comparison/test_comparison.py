@@ -75,7 +75,7 @@ def test_a_folder_keeps_its_plan(tmp_path):
     folder.begin(Plan(SMALL, (AOC, SOC), seeds=2))  # more of the same
     with pytest.raises(ParameterError, match=r"another comparison: lr=0\.5 \(there 0\.01\)"):
         folder.begin(Plan(SMALL.replace(lr=0.5), (AOC,)))
-    with pytest.raises(ParameterError, match=r"attacked=7 \(there 512\)"):
+    with pytest.raises(ParameterError, match=r"attacked=7 \(there 128\)"):
         folder.begin(Plan(SMALL, (AOC,), attacked=7))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

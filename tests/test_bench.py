@@ -1,0 +1,29 @@
+"""`make bench`: every table has its place in the README, and what it replaces is that alone."""
+
+import importlib
+
+import pytest
+
+bench = importlib.import_module("benchmarks.__main__")
+
+
+@pytest.mark.parametrize("name", bench.TABLES)
+def test_every_table_has_its_place(name):
+    text = bench.README.read_text(encoding="utf-8")
+    changed = bench.marked(text, name, r"| \1 new |")
+    assert r"| \1 new |" in changed and changed.count("<!--") == text.count("<!--")
+    others = [other for other in bench.TABLES if other != name]
+    for other in others:
+        assert bench.marked(changed, other, "") == bench.marked(bench.marked(text, other, ""), name, r"| \1 new |")
+
+
+def test_a_table_without_a_place_is_told():
+    with pytest.raises(SystemExit, match="has no place for the table 'nosuch'"):
+        bench.marked(bench.README.read_text(encoding="utf-8"), "nosuch", "")
+
+
+def test_rows_in_which_we_are_behind_say_so():
+    from benchmarks.side_by_side import beside
+
+    assert beside(1.0, 4.2, "never shown") == "4.2×"
+    assert beside(2.0, 1.0, "since it is exact") == "0.50×, behind: since it is exact"
