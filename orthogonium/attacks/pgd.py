@@ -44,7 +44,7 @@ def l2_pgd(
         labels: classes to leave.
         eps: radius of the balls, one for all or one for each input.
         steps: of each descent.
-        restarts: number of descents. Note [Where the search looks].
+        restarts: number of descents: one from the input, the others from random points, each towards one class.
         bounds: smallest and largest value of a pixel; by default points may leave the range of images.
         seed: decides the random starts.
 

@@ -55,7 +55,7 @@ class LipschitzBound:
         slack: the part of `value` that is rounding, relative to it.
         steepest: the largest factor by which inputs were seen to move apart, so `steepest ≤ constant ≤ value`.
         head: the matrix the model ends in, if it does, and the bound of everything before it.
-        error: of the forward pass in the arithmetic of the model. Note [Rounding along the walk] of `rounding.py`.
+        error: bounds the rounding of the forward pass, in the arithmetic of the model.
         reach: the largest norm of an input for which no number on the way can overflow.
     """
 

@@ -62,11 +62,11 @@ class Certificates:
         eps: the radii that were asked for.
         certified_accuracy: fraction of inputs that are right and provably stay so within each `eps`.
         bound: of the whole model.
-        forward_errors: of differences of logits, deducted twice. Note [What is deducted].
+        forward_errors: of differences of logits; deducted twice, for the input and for its perturbation.
         rounding: how they are known.
         measured: fraction of the samples whose rounding was measured.
         non_finite: number of samples with logits that are not finite.
-        attacked: number of certificates that were attacked, without success. Note [Self-refutation].
+        attacked: number of certificates that were attacked, inside of their radius, without success.
     """
 
     predictions: Tensor
@@ -134,7 +134,8 @@ def certify(
         model: from inputs to logits (n, classes), in eval mode.
         loader: batches (inputs, labels, …), all inputs of one shape; what follows the labels is ignored.
         eps: radii at which to report certified accuracy.
-        rounding: "measured" or "proved". Note [What is deducted].
+        rounding: how the error of the forward pass is known, which is deducted from every margin: "measured" against
+            float64, or "proved" for any order of summation, which deducts more.
         stride: measure the rounding of every so many batches.
         forward_error: largest error of a difference of two logits, if you know it better.
 

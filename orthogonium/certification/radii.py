@@ -133,8 +133,8 @@ def certified_radii(
 ) -> Tensor:  # (n,)
     """Largest l2 perturbation of each input that provably keeps its class: `min_{j≠y} (f_y − f_j) / L_yj`.
 
-    `L_yj` is the Lipschitz constant of `f_y − f_j` (Note [Constant of a pair of logits]). Measured against the label:
-    negative where the prediction is wrong. Rows that say nothing have radius 0: Note [Logits that are not finite].
+    `L_yj` is the Lipschitz constant of `f_y − f_j`: `√2·L` for a head "global", `2·L` for one "classwise", `L·‖w_y − w_j‖`
+    for a weight. Measured against the label: negative where the prediction is wrong. Rows with NaN or +∞ have radius 0.
 
     Args:
         logits: outputs of the network.

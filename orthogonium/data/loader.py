@@ -80,7 +80,7 @@ class TrainLoader(_Loader):
     """Shuffled, augmented batches of an epoch; an incomplete last batch is left out.
 
     The order and every random change are functions of (seed, epoch, batch index) and of nothing else, and the
-    batches of `world_size` processes together are those of a single one, sample by sample (Note [One global batch]).
+    batches of `world_size` processes together are those of a single one, sample by sample.
     `state_dict` holds how far the epoch has come; after `load_state_dict` the next iteration goes on from there,
     also with another number of processes.
 

@@ -114,7 +114,7 @@ class ConvGeometry:
 
 @dataclass(frozen=True)
 class Construction:
-    """How an orthogonal kernel of a geometry is built (Note [Construction]); sizes are per group."""
+    """How an orthogonal kernel of a geometry is built; sizes are per group."""
 
     orthonormal: Literal["rows", "columns"]
     method: Literal["bcop", "rko", "rko ⊛ bcop"]

@@ -35,7 +35,7 @@ _STEEPEST = 2 * math.exp(-1.5)
 
 
 def attention_constant(step: float) -> float:
-    """The Lipschitz constant of `distance_attention`: Note [Attention]."""
+    """The Lipschitz constant of `distance_attention`: `1 + 2e^(−3/2)·step`, for any number of tokens."""
     return max(1 + _STEEPEST * step, step - 1)
 
 
@@ -45,7 +45,7 @@ def distance_attention(
     sharpness: Tensor,  # (heads,), β of each, at least 0
     step: float = 1.0,
 ) -> Tensor:  # the same shape
-    """Each token moves towards those near it: Note [Attention]. The constant is `attention_constant(step)`."""
+    """Each token moves towards those near it. The constant is `attention_constant(step)`."""
     heads = x.unflatten(-1, (len(sharpness), -1)).transpose(1, 2)  # (batch, heads, tokens, c)
     # By differences: from products of tokens, small distances far from 0 would be rounded away.
     distance = (heads[:, :, :, None] - heads[:, :, None]).square().sum(-1)
@@ -59,7 +59,7 @@ class DistanceAttention(nn.Module):
 
     Between two orthogonal matrices each head moves its part of every token towards those near it,
     `xᵢ + (step/n) Σⱼ exp(−β‖xᵢ − xⱼ‖²/2) (xⱼ − xᵢ)`, with a trained sharpness β, divided by the constant of that map,
-    `1 + 2e^(−3/2)·step` (Note [Attention] of `layers/attention.py` has the proof). The same tokens in another order give the
+    `1 + 2e^(−3/2)·step` (the proof is at the top of `layers/attention.py`). The same tokens in another order give the
     same result in that order. A sample takes `tokens²·embed_dim` numbers of memory.
 
     Guarantee: 1-Lipschitz on all inputs, for every number of tokens. Some inputs attain it, for every even number of tokens.

@@ -28,7 +28,7 @@ def freeze(
     Args:
         model: any module; it is left as it is.
         activations: "relu" for verifiers, which read affine maps and ReLU only: MaxMin, GroupSort(2), Abs, HouseHolder and
-            NActivation are written so (Note [Residual form] of `affine_relu.py`), centering becomes part of the bias before
+            NActivation are written so, centering becomes part of the bias before
             it. Outputs agree up to rounding.
         input_shape: of one sample, where the channels of an activation cannot be read off the layers before it.
 

@@ -76,7 +76,7 @@ def check_last_linear_layer_type(model: nn.Module) -> Literal["global", "classwi
     """Type of the head of `model`, to be handed to losses and certificates as `last_layer_type`.
 
     The head is the layer whose output the model returns, however deep it is nested: in containers, in wrappers such as DDP
-    or `torch.compile`. Note [The layer that speaks last].
+    or `torch.compile`.
 
     Returns:
         "global" if the whole matrix has norm ≤ 1 (OrthoLinear, SpectralLinear), "classwise" if each row has

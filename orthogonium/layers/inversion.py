@@ -59,7 +59,7 @@ def inverse(module: nn.Module) -> nn.Module:
     `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `ChannelShift`, `CReLU`, `Scale`, `ConcatResidual`,
     `iResidual`, `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and chains (`nn.Sequential`)
     of these.
-    Note [Undone] says what cannot be undone.
+    What folds cannot be undone: MaxMin, GroupSort, HouseHolder, Abs, and layers with fewer outputs than inputs.
 
     Raises:
         InversionError: for everything else, with the reason.

@@ -70,7 +70,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
     """`x + s·fn(x)`, where `s·fn` is a contraction, so that the block can be undone.
 
     `fn` is multiplied by `s = lipschitz / c`, with the constant c that its layers promise (or `constant`), if c is larger
-    than `lipschitz`; else s = 1. Note [Contractions].
+    than `lipschitz`; else s = 1.
 
     Guarantee: invertible, with constant `1 + lipschitz`; distances shrink by `1 − lipschitz` at most.
 
@@ -177,7 +177,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         )
 
     def log_det(self, x: Tensor, terms: int = 20, probes: int = 1, exact: bool | None = None) -> LogDet:
-        """`log |det|` of the Jacobian at each input of a batch: Note [Logarithm of the determinant].
+        """`log |det|` of the Jacobian at each input of a batch.
 
         Args:
             x: inputs, (batch, …).

@@ -215,7 +215,7 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
 
     Args:
         w: matrices, any scale.
-        stable: as many passes as it takes (Note [Passes]). With False, one pass: an error of about κ²·eps for condition
+        stable: as many passes as it takes. With False, one pass: an error of about κ²·eps for condition
             number κ.
 
     >>> w = cholesky(torch.randn(4, 3, 5, dtype=torch.float64))

@@ -93,7 +93,7 @@ def _check_model_options(recipe: Recipe) -> None:
 class Recipe:
     """What to train, on what, and how. Two runs of one recipe on one machine end in the same weights.
 
-    Where and on how many devices to run is not part of it: these are arguments of `fit`. Note [A flag is a field].
+    Where and on how many devices to run is not part of it: these are arguments of `fit`.
 
     Args:
         model: name of an architecture: see `orthogonium models`.

@@ -29,7 +29,7 @@ def is_affine(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> bool:
     """Whether fn(x) − fn(0) adds up on random inputs of sizes from 1e-3 to 1e3, and samples are treated independently.
 
     It is judged by its `exact_twin` if it has one. A no means that it does not, up to rounding, or that an output is not
-    finite; a yes is evidence. Note [Affine up to rounding].
+    finite; a yes is evidence.
 
     >>> from orthogonium.spectral import is_affine
     >>> is_affine(torch.nn.Linear(4, 3), (4,)), is_affine(lambda x: x + 1e-3 * x.relu() + 1e6, (4,))

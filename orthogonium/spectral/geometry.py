@@ -140,7 +140,7 @@ def convolution(
 
 
 def geometry_of(layer: nn.Module | Convolution) -> Convolution | None:
-    """The record of a layer, or None if only calling it tells what it does (Note [Whose forward is known]).
+    """The record of a layer, or None if only calling it tells what it does.
 
     >>> from orthogonium.spectral import geometry_of
     >>> geometry_of(torch.nn.Conv2d(3, 8, 3, padding=1)).reach

@@ -44,7 +44,7 @@ class Quotient:
 
     Attributes:
         value: ‖f(x) − f(y)‖ / ‖x − y‖; infinite if some output is not finite.
-        rounding: how much of it the rounding of f(x) and f(y) may explain. Note [Rounding of a quotient].
+        rounding: how much of it the rounding of f(x) and f(y) may explain.
         x: an input, without batch.
         y: another; the same one where its output is not finite.
         finite: whether all outputs of the search were.
@@ -285,7 +285,7 @@ def steepest_quotient(
     noise: float | None = None,
     seed: int = 0,
 ) -> Quotient:
-    """The largest ‖f(x) − f(y)‖ / ‖x − y‖ that a search of bounded cost finds. Note [Search for a quotient].
+    """The largest ‖f(x) − f(y)‖ / ‖x − y‖ that a search of bounded cost finds.
 
     An estimate from below: `lower` refutes any smaller constant; that nothing larger was found proves nothing.
 
@@ -299,7 +299,7 @@ def steepest_quotient(
             the norm of the largest inputs. The origin is always among the starting points.
         budget: about how many samples f is evaluated on, a derivative counted as two; at most 8 at a time, or a 60th
             of the budget.
-        noise: relative error of an evaluation; 8 units of the dtype by default. Note [Rounding of a quotient].
+        noise: relative error of an evaluation; 8 units of the dtype by default.
         seed: of all that is random.
 
     >>> from orthogonium.spectral import steepest_quotient

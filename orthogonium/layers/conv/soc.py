@@ -169,8 +169,7 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
 
     Args:
         padding: "same" (`⌈size / stride⌉` outputs, any stride), or integers ("valid" is 0): images are as large as with the
-            kernel of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3 (Note [Padding of a grown
-            kernel]).
+            kernel of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3.
         ortho_params: how the matrix of the strided stage is made orthogonal; there is none for stride 1.
         order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
         niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come

@@ -1,0 +1,65 @@
+"""The site shows what the library has: every public name is on a page of the reference, under its own name."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import orthogonium
+
+DOCS = Path(__file__).parents[1] / "docs"
+PUBLIC = ["orthogonium"] + [f"orthogonium.{found.name}" for found in pkgutil.iter_modules(orthogonium.__path__)]
+
+
+def _object(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _paths():
+    return [path for page in DOCS.glob("reference/*.md") for path in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
+
+
+@pytest.fixture(scope="module")
+def entries():
+    """Names and objects that the reference shows."""
+    paths = _paths()
+    assert len(paths) == len(set(paths)), "shown twice"
+    return {(path.rpartition(".")[2], id(_object(path))) for path in paths}
+
+
+@pytest.mark.parametrize("place", PUBLIC)
+def test_every_public_name_is_on_a_page(place, entries):
+    module = importlib.import_module(place)
+    names = [name for name in getattr(module, "__all__", []) if not name.startswith("__")]
+    missing = [name for name in names if (name, id(getattr(module, name))) not in entries]
+    assert not missing, f"each needs a line `::: {place}.NAME` on its page of docs/reference: {missing}"
+
+
+def test_every_error_is_on_a_page(entries):
+    from orthogonium import errors
+
+    own = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert own and not [name for name in own if (name, id(getattr(errors, name))) not in entries]
+
+
+def test_no_entry_is_hidden_by_a_module_of_its_name():
+    """mkdocstrings reads files: `orthogonium.layers.freeze` is the file, `orthogonium.layers.freeze.freeze` the function."""
+    folder = Path(orthogonium.__file__).parents[1]
+    assert not [path for path in _paths() if folder.joinpath(*path.split(".")).with_suffix(".py").exists()]
+
+
+def test_the_reference_does_not_cite_notes_of_the_source():
+    """Readers of the site do not have them."""
+
+    def texts(shown):
+        members = [value for name, value in vars(shown).items() if not name.startswith("_") and name != "forward"]
+        for found in [shown, *(members if isinstance(shown, type) else [])]:
+            yield inspect.getdoc(getattr(found, "__func__", found)) or ""
+
+    shown = [(path, _object(path)) for path in _paths()]
+    documented = [(path, entry) for path, entry in shown if isinstance(entry, type) or inspect.isfunction(entry)]
+    assert not [path for path, entry in documented if any("Note [" in text for text in texts(entry))]
