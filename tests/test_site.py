@@ -1,6 +1,6 @@
 """The site shows what the library has: every public name is on a page of the reference, under its own name."""
 
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -63,3 +63,11 @@ def test_the_reference_does_not_cite_notes_of_the_source():
     shown = [(path, _object(path)) for path in _paths()]
     documented = [(path, entry) for path, entry in shown if isinstance(entry, type) or inspect.isfunction(entry)]
     assert not [path for path, entry in documented if any("Note [" in text for text in texts(entry))]
+
+
+def test_examples_of_docstrings_are_fenced():
+    spec = importlib.util.spec_from_file_location("shown", DOCS / "tools" / "shown.py")
+    shown = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shown)
+    assert shown.fenced("Adds.\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert shown.fenced("a > b\n\n    >>> f(\n    ... )") == "a > b\n\n    ```pycon\n    >>> f(\n    ... )\n    ```"

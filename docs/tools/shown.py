@@ -3,8 +3,8 @@
 Our docstrings end in `>>>` lines without a heading, which Markdown would take for nested quotations. Before a docstring is
 parsed, each run of them, up to the next blank line, is put into a fence.
 
-Layers by the name of their method (`LipschitzConv2d = _convolution(2, …)`) are functions, of which their source shows neither
-arguments nor docstring: these are read from the function itself.
+Layers by the name of their method (`LipschitzConv2d = _convolution(2, …)`) are functions whose source shows neither arguments
+nor docstring: these are read from the function itself.
 """
 
 import inspect
@@ -17,18 +17,7 @@ _EXAMPLE = re.compile(r"^(?P<indent>[ ]*)>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 
 
 def fenced(text: str) -> str:
-    """The text with its examples in fences, each a paragraph of its own.
-
-    >>> print(fenced("Adds.\\n>>> 1 + 1\\n2\\n\\nMore."))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    More.
-    """
+    """The text with its examples in fences, each a paragraph of its own."""
 
     def fence(found: re.Match[str]) -> str:
         indent = found["indent"]

@@ -144,7 +144,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         return Inverse(self)
 
     def undo(self, y: Tensor) -> Tensor:
-        """The input of this output: Note [Contractions]."""
+        """The input of this output, by a fixed point."""
         return self.solve(y)[0]
 
     def solve(self, y: Tensor) -> tuple[Tensor, float]:
