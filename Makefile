@@ -5,7 +5,7 @@ READY := .venv/.ready
 # The versions to install; /dev/null leaves them to pip, for a Python that the pinned ones do not support.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format tables bench docs clean
+.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format tables notebooks pictures bench docs clean
 .DELETE_ON_ERROR:
 
 # torch goes first and pinned, so that no other package can pull a different build of it.
@@ -64,6 +64,15 @@ tables: $(READY)
 BENCH ?=
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# The notebooks of examples/, from their files.
+notebooks: $(READY)
+	$(BIN)/python examples/notebooks/generate.py
+
+# The pictures of the page about examples: every example at full size; then with 64 colours, which makes them small.
+pictures: $(READY)
+	for example in examples/*.py; do (cd docs/pictures && MPLBACKEND=agg ../../$(BIN)/python ../../$$example) || exit 1; done
+	$(BIN)/python -c "import glob, PIL.Image as i; [i.open(p).convert('RGB').quantize(64).save(p, optimize=True) for p in glob.glob('docs/pictures/*.png')]"
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
