@@ -40,4 +40,4 @@ class _OwnNamespace(PythonEvaluator):
 
 
 _blocks = CodeBlockParser(language="python", evaluator=_OwnNamespace())
-pytest_collect_file = Sybil([_blocks], patterns=["README.md", "docs/*.md"]).pytest()
+pytest_collect_file = Sybil([_blocks], patterns=["README.md", "docs/*.md", "docs/methods/*.md"]).pytest()

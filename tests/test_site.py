@@ -65,9 +65,33 @@ def test_the_reference_does_not_cite_notes_of_the_source():
     assert not [path for path, entry in documented if any("Note [" in text for text in texts(entry))]
 
 
+def _tool(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / "tools" / f"{name}.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
 def test_examples_of_docstrings_are_fenced():
-    spec = importlib.util.spec_from_file_location("shown", DOCS / "tools" / "shown.py")
-    shown = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(shown)
-    assert shown.fenced("Adds.\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
-    assert shown.fenced("a > b\n\n    >>> f(\n    ... )") == "a > b\n\n    ```pycon\n    >>> f(\n    ... )\n    ```"
+    fenced = _tool("shown").fenced
+    assert fenced("Adds.\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert fenced("a > b\n\n    >>> f(\n    ... )") == "a > b\n\n    ```pycon\n    >>> f(\n    ... )\n    ```"
+
+
+def test_every_method_has_a_page_with_its_facts():
+    tool = _tool("method_pages")
+    assert {page.stem for page in DOCS.glob("methods/*.md")} == {method.name for method in tool.BUILT_IN}
+    for path, text in tool.pages().items():
+        assert "<!-- facts -->\n\n| " in text and path.read_text(encoding="utf-8") == text, f"{path}: run `make tables`"
+
+
+def test_every_method_page_says_formula_guarantee_use_and_reference():
+    for page in DOCS.glob("methods/*.md"):
+        headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.M)
+        assert headings == ["Formula", "Guarantee", "When to use it", "Reference"], page
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    assert not [page for page in pages if not re.search(rf"[ :]{re.escape(page)}$", navigation, re.M)]

@@ -3,8 +3,8 @@
 Our docstrings end in `>>>` lines without a heading, which Markdown would take for nested quotations. Before a docstring is
 parsed, each run of them, up to the next blank line, is put into a fence.
 
-Layers by the name of their method (`LipschitzConv2d = _convolution(2, …)`) are functions whose source shows neither arguments
-nor docstring: these are read from the function itself.
+Layers by the name of their method (`LipschitzConv2d = _convolution(2, …)`) are functions whose source shows neither
+arguments nor docstring: these are read from the function itself.
 """
 
 import inspect
