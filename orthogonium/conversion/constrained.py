@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthogonium.errors import GeometryError, OrthogoniumError
+from orthogonium.errors import GeometryError, OrthogoniumError, ParameterError
 from orthogonium.layers.from_torch import like, scale_of
 from orthogonium.layers.lipschitz import layer_class
 from orthogonium.methods import METHODS, Method
@@ -102,6 +102,8 @@ def constrained(
                 break
             if method.activated and not _keeps_sizes(made.layer, layer, sizes):
                 break
+            if reason and failure is not None and method.name != settings.method:
+                reason = f"{reason}: {failure}"
             notes = "; ".join(text for text in (reason, note) if text)
             return Made(made.layer, made.scale, notes, made.distance, method.activated)
     raise failure or GeometryError(f"Method {settings.method!r} has no layer like {layer}.")
@@ -159,6 +161,8 @@ def _feasible(
 def _make(cls: Any, plain: Any, options: Mapping[str, Any], settings: Settings) -> Made:
     if not settings.keep:
         return Made(like(cls, plain, options))
+    if not hasattr(cls, "from_torch"):
+        raise ParameterError(f"{cls.__name__} has no from_torch, which takes over weights.")
     made = cls.from_torch(plain, steps=settings.steps, **options)
     scale = scale_of(made, plain)
     distance = made.distance_to(plain, up_to_scale=True)

@@ -13,6 +13,7 @@ from torch import nn
 from orthogonium.certification import lipschitz_bound
 from orthogonium.certification.bound import kind_of_input, sample_shape
 from orthogonium.certification.failures import RefutedError, TraceError, UnboundedError
+from orthogonium.conversion.agreement import agreement
 from orthogonium.conversion.constant import with_constant
 from orthogonium.conversion.constrained import Settings
 from orthogonium.conversion.graph import Converter
@@ -50,7 +51,8 @@ def convert(
         input_shape: of one sample, without the batch.
         method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" takes its place.
         weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones, with
-            biases, means and gates in the units that this implies, so that the network starts near the one it was.
+            biases, means and gates in the units that this implies, so that the network starts near the one it was: how
+            near is measured (`agreement` of the result).
         activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their constant
             where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
         padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
@@ -96,7 +98,22 @@ def convert(
     if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
         head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
         bound = _bound(new, shape, refused)
-    return Conversion(new.train(training), Changes(changes), tuple(refused), bound)
+    agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else None
+    _take_over_flags(model, new.train(training))
+    return Conversion(new, Changes(changes), tuple(refused), bound, agrees)
+
+
+def _take_over_flags(model: nn.Module, new: nn.Module) -> None:
+    """What was frozen, or in another mode than the whole, is so again."""
+    replaced = dict(new.named_modules())
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if name not in replaced:
+            continue
+        if own and not any(p.requires_grad for p in own):
+            replaced[name].requires_grad_(False)
+        if module.training != model.training:
+            replaced[name].train(module.training)
 
 
 def _lost(model: nn.Module) -> list[Refusal]:

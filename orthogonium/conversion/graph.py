@@ -77,6 +77,8 @@ class Converter:
         if not inputs:
             return  # a constant
         self.units[node] = self.units[inputs[0]]
+        if node.meta.get("without_grad"):
+            self._refuse(node, "It ran without gradients (torch.no_grad), and now has them. Use detach() in forward.")
         try:
             if node.op == "call_module":
                 self._module(node, self.model.get_submodule(str(node.target)))
@@ -220,6 +222,8 @@ class Converter:
                 if norm.bias is not None and new.bias is not None:
                     new.bias.copy_(norm.bias / (unit * divided))
         note = "its scale is in the layer before" if id(norm) in self._folded else "without the division"
+        if self.settings.keep and norm.running_mean is None:
+            note += "; there are no running statistics to keep"
         self._install(node, new, norm, note)
         self._remember(node, divided)
 

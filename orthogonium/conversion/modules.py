@@ -141,7 +141,7 @@ def _adaptive(module: Any, place: Place) -> Result:
 
 def _centering(module: Any, place: Place) -> Result:
     """The mean is subtracted as before; the division goes, which has no bound."""
-    note = "without the division, which has no bound"
+    note = "without the division, which has no bound, and with a new bias"
     held = next(module.parameters(), None)
     kind = {} if held is None else {"device": held.device, "dtype": held.dtype}
     spatial = tuple(range(2, len(place.shape) + 1))

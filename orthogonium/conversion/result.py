@@ -66,15 +66,20 @@ class Conversion:
         changes: every module and operation that was replaced; print it.
         refused: what could not be converted, and why; empty if everything was.
         bound: Lipschitz constant of the new network by `orthogonium.lipschitz_bound` in eval mode, ∞ if there is none.
+        agreement: with kept weights, the cosine of the outputs of the new network and of the old one on normal inputs: 1 if
+            they agree up to a factor. None with new weights.
     """
 
     model: nn.Module
     changes: Changes
     refused: tuple[Refusal, ...]
     bound: float
+    agreement: float | None = None
 
     def __str__(self) -> str:
         known = "no Lipschitz constant is known" if math.isinf(self.bound) else f"Lipschitz constant {self.bound:.6g}"
+        if self.agreement is not None:
+            known += f", outputs agree to {self.agreement:.4f} (cosine)"
         lines = [str(self.changes), "", f"{type(self.model).__name__}: {known}."]
         return "\n".join([*lines, *(f"⚠ not converted: {refusal}" for refusal in self.refused)])
 

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 
 class _Tracer(fx.Tracer):
-    """Modules of torch and of this library are leaves; those of the user are traced through."""
+    """Modules of torch and of this library are leaves; those with a forward pass of the user are traced through."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if "forward" in vars(m) or not type(m).forward.__module__.startswith(
+            ("torch.nn.", "torch.ao.", "orthogonium.")
+        ):
+            return False
         return m.__module__.startswith("orthogonium.") or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["without_grad"] = not torch.is_grad_enabled()
+        return node
 
 
 def traced(model: nn.Module) -> tuple[fx.GraphModule | None, str]:
     """The graph of the forward pass; or None, and why there is none."""
     try:
-        graph = _Tracer().trace(model)
+        with torch.enable_grad():
+            graph = _Tracer().trace(model)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:  # control flow by values
         return None, f"The forward pass cannot be traced ({error}): its sums and concatenations stay as they are."
     inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]

@@ -47,6 +47,7 @@ class ReshapedKernel(ConvKernel):
 
     def __init__(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> None:
         super().__init__()
+        check_ortho_params(ortho_params)
         self.geometry = geometry
         self.raw_shape = (geometry.groups, geometry.group_out, geometry.group_in * math.prod(geometry.kernel_size))
         seen = overlap(geometry)

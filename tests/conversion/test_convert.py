@@ -27,13 +27,13 @@ SMALL = {
 FULL = {"ResNet-18": (ResNet18, (3, 64, 64)), "VGG-11": (lambda: VGG11(hidden=512), (3, 32, 32))}
 
 
-def train(model, shape, steps=20, batch=4, temperature=None):
+def train(model, shape, steps=20, batch=4, temperature=None, lr=1e-2):
     """Fit a fixed batch; the loss in eval mode, before and after, with statistics that have come to rest."""
     x = torch.randn(batch, *shape)
     output = model.eval()(x)
     labels = torch.arange(batch) % output.shape[1] if output.dim() == 2 else (x[:, 0] > 0).long()
     temperature = temperature or 1 / output.detach().std()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 
     def loss():
         return F.cross_entropy(temperature * model(x), labels)
@@ -55,7 +55,7 @@ def train(model, shape, steps=20, batch=4, temperature=None):
     return first, loss_at_rest()
 
 
-def check_bound_and_training(make, shape, gain=0.9, temperature=None, **options):
+def check_bound_and_training(make, shape, gain=0.9, temperature=None, lr=1e-2, **options):
     plain = make()
     before = copy.deepcopy(plain.state_dict())
     found = convert(plain, shape, **options)
@@ -63,7 +63,7 @@ def check_bound_and_training(make, shape, gain=0.9, temperature=None, **options)
     assert all(torch.equal(value, before[key]) for key, value in plain.state_dict().items())
     x = torch.randn(2, *shape)
     assert found.model.eval()(x).shape == plain.eval()(x).shape
-    first, last = train(found.model, shape, temperature=temperature)
+    first, last = train(found.model, shape, temperature=temperature, lr=lr)
     assert last < gain * first
     assert lipschitz_bound(found.model, shape).value <= 1 + 1e-4
     return found
@@ -83,7 +83,8 @@ def test_kept_weights_keep_the_bound(name):
 @pytest.mark.parametrize("name", FULL)
 def test_networks_of_their_own_width(name):
     # Of 32×32 pixels the last pooling of VGG makes 49 copies of one: logits hardly differ, and 1 / std would be too steep.
-    check_bound_and_training(*FULL[name], temperature=20.0 if name == "VGG-11" else None)
+    # Entries of orthonormal rows are as small as 1 / √width, and so are steps.
+    check_bound_and_training(*FULL[name], temperature=20.0 if name == "VGG-11" else None, lr=1e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -388,7 +389,7 @@ def accuracy(model, x, y):
 
 def steps_to(model, x, y, test_x, test_y, steps, temperature=30.0, goal=2.0):
     """Number of steps after which the accuracy is `goal`; `steps` if it is not reached."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
         if goal <= 1 and accuracy(model, test_x, test_y) >= goal:
@@ -446,3 +447,62 @@ def test_methods_that_scale_keep_the_network_up_to_a_factor(make):
         before = before.log() if isinstance(plain, MLP) else before
         after, before = after - after.mean(1, keepdim=True), before - before.mean(1, keepdim=True)
     assert F.cosine_similarity(after.flatten(), before.flatten(), dim=0) > 1 - 1e-6
+    assert found.agreement > 1 - 1e-6
+
+
+def test_agreement_is_measured():
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    kept = convert(plain, (1, 4, 4), "spectral", weights="keep")
+    assert kept.agreement == pytest.approx(1, abs=1e-6) and "agree to 1.0000" in str(kept)
+    other = convert(plain, (1, 4, 4), "spectral", weights="keep", activation="maxmin")
+    x = torch.randn(4096, 1, 4, 4)
+    seen = F.cosine_similarity(other.model(x).flatten(), plain(x).flatten(), dim=0)
+    assert other.agreement < 0.99 and abs(other.agreement - seen) < 0.2
+    assert convert(plain, (1, 4, 4)).agreement is None
+
+
+def test_frozen_layers_and_their_modes_stay_so():
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    plain[0].requires_grad_(False)
+    plain[1].eval()
+    model = convert(plain, (2, 4, 4)).model
+    assert not any(p.requires_grad for p in model.get_submodule("0").parameters())
+    assert all(p.requires_grad for p in model.get_submodule("4").parameters())
+    assert model.training and not model.get_submodule("1").training and model.get_submodule("4").training
+
+
+class WithoutGradients(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.first(x)
+        return self.second(x)
+
+
+def test_parts_without_gradients_are_named():
+    found = convert(WithoutGradients(), (4,))
+    assert [refusal.name for refusal in found.refused] == ["first"] and "no_grad" in found.refused[0].reason
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x) + x
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_layers_with_a_forward_pass_of_their_own_are_followed(normalized):
+    layer = Doubled(4, 4)
+    if normalized:
+        layer = nn.utils.parametrizations.weight_norm(layer)
+    found = convert(nn.Sequential(layer, nn.ReLU()), (4,), "spectral", weights="keep")
+    lost = found.refused or math.isinf(found.bound)
+    assert lost or (found.agreement > 1 - 1e-5 and found.bound <= 1 + 1e-4)
+
+
+def test_the_reason_why_another_method_took_over_is_told():
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(20, 2))
+    notes = str(convert(plain, (3, 4, 4), "rko", ortho_params=None).changes)
+    assert "rko has no such layer: " in notes

@@ -1,0 +1,37 @@
+"""How far a network that kept its weights is still the one it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orthogonium.certification.bound import kind_of_input
+from orthogonium.conversion.result import Change
+
+_SAMPLES = 16
+
+
+@torch.no_grad()
+def agreement(before: nn.Module, after: nn.Module, shape: tuple[int, ...], changes: Sequence[Change]) -> float:
+    """The cosine of the outputs of two networks, on normal inputs, over all of them: 1 if they agree up to a factor.
+
+    It is measured, not derived from what is known of the changes. A softmax that was taken off the end is undone: logits
+    are compared, up to a constant for each sample.
+    """
+    dtype, device = kind_of_input(before)
+    x = torch.randn(_SAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    a, b = before(x).double(), after(x).double()
+    removed = [
+        c.before for c in changes if c.after == "Identity()" and c.before.startswith(("Softmax(", "LogSoftmax("))
+    ]
+    if removed:
+        a = a.log() if removed[-1].startswith("Softmax(") else a
+        a, b = _centred(a), _centred(b)
+    return F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+
+
+def _centred(logits: Tensor) -> Tensor:
+    return logits - logits.mean(1, keepdim=True)
