@@ -389,7 +389,7 @@ def accuracy(model, x, y):
 
 def steps_to(model, x, y, test_x, test_y, steps, temperature=30.0, goal=2.0):
     """Number of steps after which the accuracy is `goal`; `steps` if it is not reached."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
         if goal <= 1 and accuracy(model, test_x, test_y) >= goal:
