@@ -187,5 +187,8 @@ def _show(found: Comparison) -> None:
         rows.append([row.name, *cells])
         remarks += [f"{row.name}: {remark}" for remark in row.remarks]
     print_table(f"{found.plan.recipe.model} on {found.plan.recipe.data}, {found.plan.budget} each", columns, rows)
+    inputs = next((result.attacked_inputs for row in found.rows for result in row.results if result.attacked_inputs), 0)
+    if inputs:
+        print(f"Attacked (att.) are {inputs} test inputs; certified (cert.) counts all of them.")
     for remark in remarks:
         print(remark)
