@@ -95,3 +95,17 @@ def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
     assert not [page for page in pages if not re.search(rf"[ :]{re.escape(page)}$", navigation, re.M)]
+
+
+def test_links_of_repository_files_lead_to_pages_or_to_the_repository():
+    tool = _tool("repository_pages")
+    text = "[a](../docs/gpu.md#why) [b](network.py) [c](https://x.org) [d](../CHANGELOG.md)"
+    found = tool.linked(text, "benchmarks/README.md", tool.SHOWN)
+    assert found == f"[a](gpu.md#why) [b]({tool.REPOSITORY}benchmarks/network.py) [c](https://x.org) [d](changelog.md)"
+
+
+def test_tables_of_benchmarks_are_shown_by_name():
+    tool = _tool("repository_pages")
+    assert "| 64 → 64 |" in tool.with_benchmarks("<!-- benchmark kernel_build -->")
+    with pytest.raises(ValueError, match="no table 'none'"):
+        tool.with_benchmarks("<!-- benchmark none -->")
