@@ -56,9 +56,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The tables of methods in the README and on the site, from that of the library.
+# The tables of methods on the site, from that of the library.
 tables: $(READY)
-	$(BIN)/python -m orthogonium.methods README.md
+	$(BIN)/python -m orthogonium.methods docs/overview.md
 	$(BIN)/python docs/tools/method_pages.py
 
 # All tables of benchmarks/README.md, measured anew: BENCH=--quick for a look, BENCH="peers network" for some of them.

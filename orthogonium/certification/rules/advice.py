@@ -3,7 +3,10 @@
 _NORM = "It divides by a deviation that may be as small as √eps: a constant of 316 or more, of no use as a bound."
 _ATTENTION = "Attention is a product of values: it is not Lipschitz on unbounded inputs."
 _TOKENS = "Mix tokens by OrthoLinear on the transposed axis, or by convolutions."
-_GATES = ("Its gates are products of values: not Lipschitz.", "Use an orthogonal RNN: OrthoLinear in a loop.")
+_GATES = (
+    "Its gates are products of values: not Lipschitz.",
+    "Use an orthogonal RNN: OrthoLinear in a loop, under build_once (docs/building.md).",
+)
 ADVICE: dict[str, tuple[str, str]] = {
     "layer_norm": (_NORM, "Use LayerCentering."),
     "group_norm": (_NORM, "Use LayerCentering."),
