@@ -97,6 +97,11 @@ def replace(module: nn.Module, place: Place, activation: str) -> Result:
         return _centering(module, place)
     if isinstance(module, nn.PReLU | nn.RReLU):
         return _fixed_slope(module)
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        raise CannotConvertError(
+            "A recurrent network applies its matrix at each step. Write the loop with OrthoLinear, under build_once: "
+            "docs/building.md."
+        )
     if next(module.parameters(), None) is not None:
         raise CannotConvertError("It has parameters of its own, and no constrained layer does what it does.")
     return _divided(module, place)

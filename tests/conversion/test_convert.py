@@ -506,3 +506,17 @@ def test_the_reason_why_another_method_took_over_is_told():
     plain = nn.Sequential(nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.Flatten(), nn.Linear(20, 2))
     notes = str(convert(plain, (3, 4, 4), "rko", ortho_params=None).changes)
     assert "rko has no such layer: " in notes
+
+
+@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_networks_are_refused_with_what_to_write_instead(cell):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cell(4, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.cell(x)[0][:, -1]
+
+    (refused,) = orthogonium.convert(Last(), (5, 4)).refused
+    assert refused.name == "cell" and "OrthoLinear" in refused.reason and "build_once" in refused.reason
