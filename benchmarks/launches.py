@@ -9,6 +9,7 @@ from collections import Counter
 
 from benchmarks.side_by_side import PEER_VERSION, in_process, install_peer, named, table
 
+CHANNELS = 64  # of single layers
 # Operators that launch nothing: they only describe memory that is there, or read a shape.
 _VIEWS = (
     "view",
@@ -122,9 +123,9 @@ if __name__ == "__main__":
     for kind in ("3×3", "strided", "dense"):
         for peer, who in ((True, f"published {PEER_VERSION}"), (False, "ours")):
             found = in_process(
-                peer, "benchmarks.launches:counts", "benchmarks.launches:layer", {"kind": kind, "channels": 256}
+                peer, "benchmarks.launches:counts", "benchmarks.launches:layer", {"kind": kind, "channels": CHANNELS}
             )
-            rows.append(_row(f"{kind}, {who}", found, 64**3))
+            rows.append(_row(f"{kind}, {who}", found, CHANNELS**3))
     for way, peer in (("plain", False), ("published", True), ("ours", False), ("together", False)):
         found = in_process(
             peer, "benchmarks.launches:counts", "benchmarks.launches:network", {"depth": 16, "channels": 64, "way": way}
