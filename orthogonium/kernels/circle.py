@@ -42,3 +42,30 @@ def from_frequencies(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m,
     """The inverse of `to_frequencies`."""
     axes = tuple(range(-len(sizes), 0))
     return torch.fft.irfftn(x.movedim(tuple(range(len(sizes))), axes), s=tuple(sizes), dim=axes)
+
+
+def conjugate_symmetric(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m, ...) → the same shape
+    """Symbols of a real kernel, without the rounding by which they are not: `S(−f) = conj S(f)`, to the last digit.
+
+    Of frequencies f and −f that are both there (the last index is 0, or half of the pixels), the later one gets the
+    conjugate of the other. One that is its own negative gets a real symbol.
+    """
+    axis, last = len(sizes) - 1, sizes[-1]
+    negative = _negatives(sizes[:-1], x.device)
+    own = torch.arange(len(negative), device=x.device)
+    for f in {0, last // 2} if last % 2 == 0 else {0}:
+        plane = x.select(axis, f)
+        flat = plane.reshape(len(own), -1)
+        conjugate = flat[negative].conj()
+        flat = torch.where((own > negative)[:, None], conjugate, flat)
+        flat = torch.where((own == negative)[:, None], (flat + conjugate) / 2, flat)
+        x = x.select_scatter(flat.view(plane.shape), axis, f)
+    return x
+
+
+def _negatives(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """The flat index of −f for each flat index of f."""
+    flat = torch.zeros(1, dtype=torch.long, device=device)
+    for n in sizes:
+        flat = (flat[:, None] * n + -torch.arange(n, device=device) % n).flatten()
+    return flat

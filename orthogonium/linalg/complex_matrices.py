@@ -27,6 +27,13 @@ def complex_form(w: Tensor) -> Tensor:  # real (..., 2m, 2n) → complex (..., m
     return torch.complex(blocks[..., 0, :, 0], blocks[..., 1, :, 0])
 
 
+def off_complex(w: Tensor) -> float:  # real (..., 2m, 2n)
+    """How far real matrices are from consisting of such blocks: the largest difference of entries."""
+    blocks = w.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
+    (a, b), (c, d) = (blocks[..., i, :, :].unbind(-1) for i in range(2))
+    return max((a - d).abs().amax().item(), (b + c).abs().amax().item())
+
+
 def on_complex(function: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
     """What a function of real matrices is for complex ones.
 

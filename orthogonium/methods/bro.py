@@ -4,6 +4,12 @@ Lai et al. (2025), "Enhancing certified robustness via block reflector orthogona
 `I − 2V(VᴴV)⁻¹Vᴴ` for V with r columns, which needs no iteration. It reflects the range of V, so that it is its own inverse;
 with `r = c` it would be −I, whatever V is. Where inputs and outputs differ in number, the rows or columns of the larger
 square are cut. Here the range is given an orthonormal basis by QR, which is exact for every V.
+
+Note [Lost rank]
+Where columns of V depend on each other, QR fills up the basis with directions that rounding decides. Those of a real form
+need not come in pairs, v and iv, and those at frequencies ω and −ω need not be conjugate: what is left of such a reflector
+in a real kernel would expand. So if a real form is none of a complex matrix, or cannot be looked at, values come from
+complex QR at one of each two frequencies. Derivatives come from the real form, where they are finite.
 """
 
 from __future__ import annotations
@@ -13,11 +19,15 @@ from torch import Tensor
 
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.linalg.complex_matrices import on_complex
+from orthogonium.kernels.circle import conjugate_symmetric
+from orthogonium.linalg.complex_matrices import complex_form, off_complex, real_form
+from orthogonium.linalg.precision import may_look
 from orthogonium.linalg.triangular import qr
 from orthogonium.methods.aol import central_tap
 from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol, unit_taps
 from orthogonium.methods.kernel import Device
+
+_PAIRED = 1e3  # rounding of a real form that is that of a complex matrix, in units of eps
 
 
 def block_reflector(v: Tensor) -> Tensor:  # (..., c, r), r ≤ c → (..., c, c)
@@ -28,6 +38,19 @@ def block_reflector(v: Tensor) -> Tensor:  # (..., c, r), r ≤ c → (..., c, c
     """
     basis = qr(v)
     return torch.eye(v.shape[-2], dtype=v.dtype, device=v.device) - 2 * basis @ basis.mT
+
+
+def complex_reflectors(
+    v: Tensor, grid: Grid
+) -> Tensor:  # complex (*half of grid, ..., c, r) → (*half of grid, ..., c, c)
+    """`I − 2V(VᴴV)⁻¹Vᴴ` at each frequency, unitary and Hermitian, for every V. Note [Lost rank]."""
+    real = block_reflector(real_form(v))
+    w = complex_form(real)
+    if may_look(real) and off_complex(real.detach()) <= _PAIRED * torch.finfo(real.dtype).eps:
+        return w
+    basis = torch.linalg.qr(conjugate_symmetric(v.detach(), grid))[0]
+    exact = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device) - 2 * basis @ basis.mH
+    return conjugate_symmetric(exact, grid) + (w - w.detach())
 
 
 class BlockReflectorKernel(CircleKernel):
@@ -62,4 +85,4 @@ class BlockReflectorKernel(CircleKernel):
         """The block reflectors of the symbol of V, cut to the shape of the kernel."""
         g = self.geometry
         v = symbol(unit_taps(raw[0], g.groups), grid, (1,) * g.dims)
-        return on_complex(block_reflector, v)[..., : g.group_out, : self.columns]
+        return complex_reflectors(v, grid)[..., : g.group_out, : self.columns]

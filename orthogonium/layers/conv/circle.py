@@ -6,8 +6,8 @@ Note [Size of the weight]
 `layer.weight` is the kernel for images of `layer.image_size`, which is an argument of the layer or else the size of the
 first images that it meets. This one is built beforehand by `build_once`, frozen and exported. Images of other sizes are
 convolved with the kernel for theirs, which is kept in eval as well. A plain weight, from `freeze` or
-`remove_parametrizations`, serves the sizes that divide its own, for which it wraps around to an orthogonal kernel; others
-are refused.
+`remove_parametrizations`, serves the sizes that divide its own, for which it wraps around to the kernel for them; others
+are refused. That of ECO, whose taps move apart with the image, would wrap around to another kernel: it serves its own size.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from orthogonium.layers.conv.frequencies import adjoint_frequencies
 from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
+from orthogonium.linalg.precision import exports_to_onnx
 from orthogonium.methods.bro import BlockReflectorKernel
 from orthogonium.methods.cayley import CayleyKernel
 from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, left_of
@@ -44,6 +45,13 @@ def _tiled(sizes: Grid, strides: Grid) -> Grid:
 def _coarse(sizes: Grid, strides: Grid) -> Grid:
     """Pixels behind the stride."""
     return tuple(n // s for n, s in zip(sizes, strides, strict=True))
+
+
+def _of_fixed_size(x: Tensor, dims: int) -> Tensor:
+    """The same images; a traced graph, which holds the kernel for this size, then refuses all others."""
+    for axis in range(-dims, 0):
+        x = x.unflatten(axis, (int(x.shape[axis]),))
+    return x
 
 
 def settle_image_sizes(model: nn.Module, image_shape: Sequence[int]) -> nn.Module:
@@ -69,6 +77,7 @@ class CircleConv(ConstrainedConv):
     taps: Grid  # the `kernel_size` that was asked for; that of the weight is the image's
     image_size: Grid | None  # what the weight is for; None until the first images
     spans_image = True
+    wraps = True  # whether the kernel for an image size wraps around to the kernels for its divisors
     # A record of this weight would be wrong for images of other sizes: the layer is measured.
     spectral_geometry = None  # type: ignore[assignment]
 
@@ -139,6 +148,8 @@ class CircleConv(ConstrainedConv):
         g = self.geometry
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         x = tile(input, g.stride)
+        if torch.jit.is_tracing() and not exports_to_onnx():
+            x = _of_fixed_size(x, g.dims)
         self._settle(tuple(x.shape[-g.dims :]))
         return execute(self, x)
 
@@ -176,7 +187,7 @@ class CircleConv(ConstrainedConv):
 
     def _checked(self, weight: Tensor, sizes: Grid) -> Tensor:
         own = tuple(weight.shape[2:])
-        if any(n % m for n, m in zip(own, sizes, strict=True)):
+        if own != sizes and (not self.wraps or any(n % m for n, m in zip(own, sizes, strict=True))):
             raise ShapeError(
                 f"{type(self).__name__}: its weight is fixed, for images of {own}; those of {sizes} need another one. "
                 f"Give the layer image_size={sizes}, or call it once with such images, before its weight is fixed (freeze, "
@@ -210,6 +221,7 @@ class _LOT(CircleConv):
 
 class _ECO(CircleConv):
     kernel_of = ExplicitKernel
+    wraps = False
 
 
 class _BRO(CircleConv):

@@ -92,6 +92,40 @@ def test_all_singular_values_are_one(method, chunk):
         judged += 1
 
 
+def _repeat(raw):
+    raw[:, 1:] = raw[:, :1]
+
+
+def _outer(raw):
+    raw.copy_(torch.randn_like(raw[:, :1, :1, :1]) * torch.randn_like(raw[:1]))
+
+
+def _differences(raw):
+    raw -= raw.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("edit", [torch.zero_, _repeat, _outer, _differences])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_reflectors_of_dependent_directions(edit, dtype):
+    """Taps whose symbol has lost rank, at some frequencies or at all: rounding chooses what is reflected."""
+    for ci, co, stride, groups, size in (
+        (4, 4, 1, 1, (4, 4)),
+        (4, 6, 1, 1, (6, 5)),
+        (2, 5, 2, 1, (4, 8)),
+        (4, 8, 1, 2, (3, 4)),
+    ):
+        layer = circle.BROConv2d(ci, co, 3, stride=stride, groups=groups, dtype=dtype)
+        with torch.no_grad():
+            edit(layer.parametrizations.weight.original)
+        x = torch.randn(2, ci, *size, dtype=dtype)
+        layer(x).square().sum().backward()
+        assert layer.parametrizations.weight.original.grad.isfinite().all()
+        expected = layer(x)
+        for again in (layer, layer.eval()):
+            assert (singular_values(again, ci, *size) - 1).abs().max() <= TOLERANCE[dtype]
+            torch.testing.assert_close(again(x), expected)
+
+
 @methods
 def test_other_sizes_keep_the_constant(method):
     """Where the stride does not divide the image, zeros fill it up."""
@@ -227,14 +261,29 @@ def test_plain_weights_serve_the_sizes_that_divide_theirs(method):
     layer = conv(method)(2, 3, 3, image_size=6)
     plain = freeze(layer)
     assert str((6, 6)) in str(plain.guarantee)
-    for size in ((6, 6), (3, 6), (2, 1)):
+    smaller = ((3, 6), (2, 1))
+    alone = method == "ECO"  # whose taps move apart with the image: its weight would be another layer
+    for size in ((6, 6), *(() if alone else smaller)):
         assert (singular_values(plain, 2, *size) - 1).abs().max() <= 1e-5
-        if method != "ECO":  # whose taps move apart with the image
-            x = torch.randn(1, 2, *size)
-            torch.testing.assert_close(plain(x), layer(x))
-    for size in ((5, 6), (12, 12)):
+        x = torch.randn(1, 2, *size)
+        torch.testing.assert_close(plain(x), layer(x))
+    for size in ((5, 6), (12, 12), *(smaller if alone else ())):
         with pytest.raises(ShapeError, match="weight is fixed, for images of"):
             plain(torch.randn(1, 2, *size))
+
+
+@methods
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traced_layers_refuse_other_sizes(method):
+    """Images of 4 and of 5 pixels have as many frequencies in the half that is computed, but other ones."""
+    layer = conv(method, 1)(2, 3, 3, image_size=4).eval()
+    for module in (layer, freeze(layer)):
+        x = torch.randn(2, 2, 4)
+        traced = torch.jit.trace(module, x[:1], check_trace=False)
+        torch.testing.assert_close(traced(x), module(x))
+        for size in (5, 8, 2, 1):
+            with pytest.raises(RuntimeError):
+                traced(torch.randn(1, 2, size))
 
 
 def test_a_network_settles_its_sizes():
@@ -272,7 +321,7 @@ def test_bounds_are_those_of_the_weight(method):
     assert expected > 1.05
     assert orthogonium.lipschitz_bound(layer, (3, 6, 6)).value == pytest.approx(expected, rel=1e-9)
     assert "guarantee is broken" in str(orthogonium.audit(layer, (3, 6, 6)).warnings)
-    for size in ((3, 2, 2), (3, 2, 6)):  # the weight wraps around
+    for size in ((3, 2, 2), (3, 2, 6)) if layer.wraps else ():  # the weight wraps around
         expected = singular_values(layer, *size)[0].item()
         assert orthogonium.lipschitz_bound(layer, size).value == pytest.approx(expected, rel=1e-9)
 
