@@ -28,7 +28,6 @@ from orthogonium.layers.conv.frequencies import adjoint_frequencies
 from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
-from orthogonium.linalg.precision import exports_to_onnx
 from orthogonium.methods.bro import BlockReflectorKernel
 from orthogonium.methods.cayley import CayleyKernel
 from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, left_of
@@ -148,7 +147,7 @@ class CircleConv(ConstrainedConv):
         g = self.geometry
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         x = tile(input, g.stride)
-        if torch.jit.is_tracing() and not exports_to_onnx():
+        if torch.jit.is_tracing():
             x = _of_fixed_size(x, g.dims)
         self._settle(tuple(x.shape[-g.dims :]))
         return execute(self, x)

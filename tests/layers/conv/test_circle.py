@@ -1,6 +1,7 @@
 """Convolutions that are orthogonal at each frequency of the image, judged by their operators on images."""
 
 import copy
+import io
 import itertools
 import random
 import warnings
@@ -284,6 +285,24 @@ def test_traced_layers_refuse_other_sizes(method):
         for size in (5, 8, 2, 1):
             with pytest.raises(RuntimeError):
                 traced(torch.randn(1, 2, size))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_onnx_graphs_refuse_other_sizes():
+    """Also if their axes are said to be dynamic: with the kernel of one size, others expand."""
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, file = freeze(circle.CayleyConv2d(2, 2, 3, image_size=4)).eval(), io.BytesIO()
+    axes = {"x": {0: "batch", 2: "rows", 3: "columns"}}
+    torch.onnx.export(layer, (torch.randn(1, 2, 4, 4),), file, dynamo=False, input_names=["x"], dynamic_axes=axes)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(file.getvalue(), options)
+    x = torch.randn(3, 2, 4, 4)
+    torch.testing.assert_close(torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), layer(x).detach())
+    for size in ((5, 5), (8, 8), (2, 8)):
+        with pytest.raises(Exception, match="Reshape"):
+            session.run(None, {"x": torch.randn(1, 2, *size).numpy()})
 
 
 def test_a_network_settles_its_sizes():
