@@ -11,6 +11,7 @@ def _start(rank, worker, store, size):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         worker(rank)
+        dist.barrier()  # whoever leaves first aborts the last collective of the others
     finally:
         dist.destroy_process_group()
 
