@@ -15,9 +15,9 @@ from orthogonium.reparametrizers import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS
 from tests.contracts.table import LAYERS
 from tests.oracle import singular_values
 
-# Skew kernels some of whose channels are left out have many solutions, and kinks: fits end at up to 2e-4 of the weight,
-# those of the sum of a strided and a skew factor at 1e-3.
-MANY_SOLUTIONS = {"SOC", "SOC-1d"}
+# Skew kernels some of whose channels are left out, and block reflectors, have many solutions, the former with kinks: fits
+# end at up to 3e-4 of the weight, those of the sum of a strided and a skew factor at 1e-3.
+MANY_SOLUTIONS = {"SOC", "SOC-1d", *(name for name in LAYERS if name.startswith("BRO"))}
 SLOW = {"SOC-strided", "SOC-strided-columns", "SOC-transpose-circular"}
 OWN = ("ortho_params", "niter", "order", "rank", "image_size")
 
@@ -39,7 +39,7 @@ def test_a_plain_layer_of_the_set_keeps_its_outputs(name, dtype):
 
 
 @pytest.mark.parametrize("name", sorted(MANY_SOLUTIONS))
-def test_rectangular_skew_kernels_are_fitted_closely(name):
+def test_kernels_with_many_raw_parameters_are_fitted_closely(name):
     case = LAYERS[name]
     plain = freeze(case.make())
     made = case.cls.from_torch(plain, **{k: v for k, v in case.arguments.items() if k in OWN})
