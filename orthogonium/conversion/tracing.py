@@ -13,9 +13,8 @@ class _Tracer(fx.Tracer):
     """Modules of torch and of this library are leaves; those with a forward pass of the user are traced through."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if "forward" in vars(m) or not type(m).forward.__module__.startswith(
-            ("torch.nn.", "torch.ao.", "orthogonium.")
-        ):
+        home = getattr(type(m).forward, "__module__", None) or ""  # of code without a module there is none
+        if "forward" in vars(m) or not home.startswith(("torch.nn.", "torch.ao.", "orthogonium.")):
             return False
         return m.__module__.startswith("orthogonium.") or super().is_leaf_module(m, module_qualified_name)
 
