@@ -65,11 +65,11 @@ def run(name: str, extra: list[str], seconds: float) -> str | None:
     ) as process:
         try:
             printed, _ = process.communicate(timeout=seconds)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # with the contestants, which are processes of their own
-            if isinstance(error, subprocess.TimeoutExpired):
-                return None
-            raise
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with the contestants, which are processes of their own
     if process.returncode == NOT_INSTALLED:
         print(f"{name} is left out: {printed.strip()}", flush=True)
         return None

@@ -130,9 +130,9 @@ def _process(place: Path, errors: int) -> Iterator[subprocess.Popen[bytes]]:
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
-        except BaseException:
-            process.kill()
-            raise
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def _standing(recipe: Recipe, folder: RunFolder, begun: float) -> tuple[float, dict[str, float] | None]:

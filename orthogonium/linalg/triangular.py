@@ -190,6 +190,9 @@ class _GramSchmidt(HandWritten):
         grad_x = torch.linalg.solve_triangular(upper.mT, rest.mT, upper=False, left=False).mT
         for s in scale:
             grad_x = grad_x / s
+        if grad_x.dtype != grad.dtype:  # of rank-deficient input it may exceed all numbers of the smaller range
+            limit = torch.finfo(grad.dtype).max
+            grad_x = grad_x.clamp(-limit, limit)
         return grad_x.to(grad.dtype).reshape(grad.shape), None
 
     @classmethod

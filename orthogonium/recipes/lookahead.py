@@ -59,10 +59,9 @@ def look_ahead(optimizer: torch.optim.Optimizer, every: int, share: float) -> to
         for group in opt.param_groups:
             group[_COUNT] += 1
             if group[_COUNT] % every == 0:
-                fast: list[Tensor] = [p for p in group["params"] if _SLOW in opt.state.get(p, {})]
-                slow: list[Tensor] = [opt.state[p][_SLOW] for p in fast]
-                torch._foreach_lerp_(slow, fast, share)
-                torch._foreach_copy_(fast, slow)
+                for p in group["params"]:
+                    if _SLOW in opt.state.get(p, {}):
+                        p.copy_(opt.state[p][_SLOW].lerp_(p, share))
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)

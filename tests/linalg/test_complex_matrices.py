@@ -51,11 +51,15 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 3), (5, 2), (2, 5), (1, 1)])
-@pytest.mark.parametrize("name", FUNCTIONS)
+SHAPES = [(2, 3, 3), (5, 2), (1, 1), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    # Reflectors have no more columns than rows.
+    [(n, shape) for n in FUNCTIONS for shape in SHAPES if n != "block reflector" or shape[-1] <= shape[-2]],
+)
 def test_functions_of_complex_matrices(name, shape):
-    if name == "block reflector" and shape[-1] > shape[-2]:
-        pytest.skip("has more columns than rows")
     function, expected = FUNCTIONS[name]
     w = matrices(*shape)
     torch.testing.assert_close(on_complex(function, w), expected(w), rtol=1e-10, atol=1e-10)
