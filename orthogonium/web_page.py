@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 
 _STYLE = """
 :root { color-scheme: light dark;
   --paper: #ffffff; --card: #f5f6f8; --ink: #1b1f24; --muted: #57606a; --rule: #d5d9df; --good: #0b6b3a; --bad: #b3261e;
-  --warn: #fff1cc; --s0: #1f5fbf; --s1: #b04600; --s2: #00705a; --s3: #7a3fb0; --s4: #8a1f5c; --shade: #1f5fbf26; }
+  --warn: #fff1cc; --s0: #1f5fbf; --s1: #b04600; --s2: #00705a; --s3: #7a3fb0; --s4: #8a1f5c; --shade: #1f5fbf26;
+  --head: #1b1f240b; --edge: #1b1f2440; }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14171b; --card: #1e2329; --ink: #e8eaed; --muted: #a3acb7; --rule: #3a424c; --good: #6fd69b; --bad: #ff9d94;
-  --warn: #453711; --s0: #7db4ff; --s1: #ffab66; --s2: #5fd3b5; --s3: #cfa8f7; --s4: #ff9ecb; --shade: #7db4ff2e; } }
+  --warn: #453711; --s0: #7db4ff; --s1: #ffab66; --s2: #5fd3b5; --s3: #cfa8f7; --s4: #ff9ecb; --shade: #7db4ff2e;
+  --head: #e8eaed0d; --edge: #e8eaed4d; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 74rem; padding: 1.5rem 1.25rem 4rem; font: 16px/1.55 system-ui, sans-serif;
   color: var(--ink); background: var(--paper); overflow-wrap: anywhere; }
@@ -21,8 +24,8 @@ h3 { font-size: 1rem; margin: 1.25rem 0 .5rem; }
 p { max-width: 46rem; margin: .5rem 0; }
 .muted, figcaption, .legend { color: var(--muted); }
 .muted, figcaption { font-size: .9rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0 0;
-  padding: 0; }
+.cards { display: grid; gap: .75rem; margin: 1.5rem 0 0; padding: 0; grid-template-columns: repeat(auto-fit,
+  minmax(max(10.25rem, (100% - (var(--columns) - 1) * .75rem) / var(--columns)), 1fr)); }
 .cards div { background: var(--card); border-radius: .6rem; padding: .8rem 1rem; }
 .cards dt { font-size: .85rem; color: var(--muted); line-height: 1.3; }
 .cards dd { margin: .15rem 0 0; font-size: 1.65rem; font-weight: 650; line-height: 1.25;
@@ -31,6 +34,8 @@ p { max-width: 46rem; margin: .5rem 0; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 figure { margin: 1rem 0; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem 2rem; }
+.pair figure { margin: 0; display: grid; grid-template-rows: subgrid; grid-row: span 2; row-gap: 0; }
+.pair .legend { align-self: end; }
 .chart { display: block; width: 100%; height: auto; max-height: 30rem; }
 .narrow { display: none; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--muted); }
@@ -49,20 +54,30 @@ svg .label { fill: var(--ink); }
 .legend li { display: flex; align-items: center; gap: .5rem; }
 .swatch { width: 26px; height: 10px; flex: none; }
 .spark { display: block; width: 180px; height: 40px; }
-.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; }
+.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; background:
+  linear-gradient(to right, var(--paper) 40%, transparent) left / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 40%, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to right, var(--edge), transparent) left / 1rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--edge), transparent) right / 1rem 100% no-repeat scroll; }
+.more:not(.wide-table) { display: none; }
+.more { margin: .5rem 0 .25rem; font-size: .85rem; color: var(--muted); }
 .scroll:focus-visible { outline: 2px solid var(--s0); }
 table { border-collapse: collapse; font-size: .9rem; width: 100%; }
 th, td { padding: .35rem .75rem; border-bottom: 1px solid var(--rule); text-align: left; white-space: nowrap; }
-td.text { white-space: normal; min-width: 14rem; }
+td.text { white-space: normal; min-width: 12rem; }
+.name { white-space: normal; min-width: 9rem; }
 tbody tr:last-child > * { border-bottom: 0; }
-thead th { background: var(--card); font-weight: 600; }
+thead th { background: var(--head); font-weight: 600; white-space: normal; overflow-wrap: normal; }
 th:first-child { position: sticky; left: 0; }
+thead th:first-child { background: var(--card); }
 tbody th { font-weight: 500; background: var(--paper); }
 tr.warn th { background: var(--warn); }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 tr.warn { background: var(--warn); }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); gap: .75rem; padding: 0; margin: 0;
   list-style: none; }
+.samples.fooled { grid-template-columns: repeat(auto-fill, minmax(min(100%, 15.5rem), 1fr)); gap: 1rem 1.25rem; }
+.samples.fooled .images { display: grid; grid-template-columns: repeat(3, 1fr); gap: .3rem; }
 .samples img { width: 100%; aspect-ratio: 1; object-fit: contain; image-rendering: pixelated; border-radius: .35rem;
   border: 1px solid var(--rule); background: #000; display: block; }
 .samples span { display: block; font-size: .82rem; line-height: 1.35; color: var(--muted); }
@@ -72,6 +87,8 @@ code, pre { font: .85rem/1.5 ui-monospace, monospace; }
 pre { background: var(--card); padding: .8rem 1rem; border-radius: .5rem; overflow-x: auto; }
 @media (max-width: 40rem) {
   body { padding: 1rem 1rem 3rem; } h1 { font-size: 1.4rem; } .wide { display: none; } .narrow { display: block; }
+  .more:not(.wide-table) { display: block; } .name { min-width: 7rem; }
+  .samples.fooled { grid-template-columns: 1fr 1fr; }
   .cards { grid-template-columns: 1fr 1fr; } .cards dd { font-size: 1.35rem; }
   .cards div:last-child:nth-child(odd) { grid-column: 1 / -1; }
 }
@@ -97,6 +114,24 @@ def section(identifier: str, title: str, text: str, *content: str) -> str:
     return f'<section id="{identifier}"><h2>{html.escape(title)}</h2>{lead}\n' + "\n".join(content) + "</section>"
 
 
+_IN_A_ROW = 6  # cards, at most
+
+
+def cards(found: Sequence[tuple[str, str, str, str]]) -> str:
+    """Numbers to remember: a name, a value, a note, and a style ("plain", "good" or "bad") for each, in even rows."""
+    rows = -(-len(found) // _IN_A_ROW)
+    items = (
+        f'<div><dt>{html.escape(name)}</dt><dd class="{style}">{html.escape(value)}'
+        f"<small>{html.escape(note)}</small></dd></div>"
+        for name, value, note, style in found
+    )
+    return f'<dl class="cards" style="--columns: {-(-len(found) // rows)}">{"".join(items)}</dl>'
+
+
+_NARROW, _WIDE = 3, 10  # columns that fit a phone, and most screens
+_LONG = 16  # characters of a name that may need more than a line
+
+
 def table(
     name: str,
     columns: Sequence[str],
@@ -104,10 +139,11 @@ def table(
     *,
     numbers: Sequence[int] = (),
     prose: Sequence[int] = (),
+    names: Sequence[int] = (),
     drawn: Sequence[int] = (),
     marked: Sequence[int] = (),
 ) -> str:
-    """A table that scrolls sideways where the screen is narrow.
+    """A table that scrolls sideways where the screen is narrow, and says so there.
 
     Args:
         name: read out before the table.
@@ -115,6 +151,7 @@ def table(
         rows: text; the first cell names its row.
         numbers: columns to align right.
         prose: columns whose text may be broken into lines.
+        names: columns of names, of which long ones may be broken, as in the first column.
         drawn: columns that hold HTML.
         marked: rows to highlight.
     """
@@ -126,15 +163,29 @@ def table(
     body = []
     for index, row in enumerate(rows):
         cells = [
-            f'<th scope="row">{html.escape(cell)}</th>'
-            if i == 0
+            _name(cell, 'th scope="row"' if i == 0 else "td")
+            if i == 0 or i in names
             else f"<td{style(i)}>{cell if i in drawn else html.escape(cell)}</td>"
             for i, cell in enumerate(row)
         ]
         start = '<tr class="warn">' if index in marked else "<tr>"
         body.append(f"{start}{''.join(cells)}</tr>")
     head = f"<thead><tr>{head}</tr></thead>" if columns else ""
+    count = len(rows[0]) if rows else 0
+    wide = " wide-table" if count > _WIDE else ""
+    more = f'<p class="more{wide}">More columns: scroll sideways →</p>' if count > _NARROW else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(name)}"><table>{head}'
+        f'{more}<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(name)}"><table>{head}'
         f"<tbody>\n{''.join(body)}\n</tbody></table></div>"
     )
+
+
+def _name(cell: str, tag: str) -> str:
+    if len(cell) <= _LONG:
+        return f"<{tag}>{html.escape(cell)}</{tag[:2]}>"
+    return f'<{tag} class="name">{_breakable(cell)}</{tag[:2]}>'
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken into lines after its dots and underscores, and before its capitals."""
+    return re.sub(r"(?<=[._])(?=\w)|(?<=[a-z])(?=[A-Z])", "<wbr>", html.escape(name))

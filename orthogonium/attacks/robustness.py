@@ -25,12 +25,16 @@ class AttackCurve:
         eps: the radii, as they were asked for.
         accuracy: fraction of inputs that withstood at each: an upper bound of the robust accuracy.
         distances: (n,) of the nearest point of another class found at any radius, ∞ where there was none.
+        points: these points, (n, …), the input where nothing was found; None if they were not kept.
+        mistaken_for: (n,) the class the model prefers to the label at these points; None if they were not kept.
     """
 
     method: str
     eps: tuple[float, ...]
     accuracy: tuple[float, ...]
     distances: Tensor
+    points: Tensor | None = None
+    mistaken_for: Tensor | None = None
 
     def __str__(self) -> str:
         lines = [f"      eps  accuracy under attack ({self.method}, {len(self.distances)} inputs)"]
@@ -62,15 +66,29 @@ def empirical_accuracy(
     if not radii or any(not (math.isfinite(e) and e >= 0) for e in radii):
         raise ParameterError(f"eps_list holds finite radii ≥ 0: got {list(eps_list)}.")
     images, labels = gathered((images, labels), model)
-    nearest = torch.full((len(images),), math.inf, dtype=torch.float64, device=images.device)
+    how = AttackOptions(**options)
+    nearest, points = torch.full((len(images),), math.inf, dtype=torch.float64, device=images.device), images.clone()
     for eps in sorted(set(radii)):
         standing = (nearest > eps).nonzero().flatten()
         if not len(standing):
             break
         found = attack(model, (images[standing], labels[standing]), eps, **options)
-        nearest[standing] = torch.minimum(nearest[standing], found.distances)
+        better = found.distances < nearest[standing]
+        nearest[standing[better]], points[standing[better]] = found.distances[better], found.points[better]
     accuracy = tuple(float((nearest > e).double().mean()) for e in radii)
-    return AttackCurve(AttackOptions(**options).method, radii, accuracy, nearest)
+    mistaken_for = _best_other_class(model, points, labels, how.batch_size)
+    return AttackCurve(how.method, radii, accuracy, nearest, points, mistaken_for)
+
+
+@torch.no_grad()
+def _best_other_class(
+    model: nn.Module | Callable[[Tensor], Tensor], points: Tensor, labels: Tensor, batch_size: int
+) -> Tensor:
+    """The class with the largest logit but for the label."""
+    found = []
+    for x, y in zip(points.split(batch_size), labels.split(batch_size), strict=True):
+        found.append(model(x).scatter(1, y[:, None], -math.inf).argmax(1))
+    return torch.cat(found)
 
 
 @dataclass(frozen=True)

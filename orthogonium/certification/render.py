@@ -38,6 +38,7 @@ def html_table(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]
             [row[:-1] for row in rows],
             numbers=(2, 3, 5, 6, 7),
             prose=(8,),
+            names=(1,),
             marked=[i for i, row in enumerate(rows) if row[-1]],
         ),
         f"<h3>Warnings</h3><ul>{listed}</ul>" if notes else "",

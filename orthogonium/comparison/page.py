@@ -17,7 +17,7 @@ from orthogonium.report.sections import figure, percent, radius_text, versions
 from orthogonium.report.svg import Series, legend
 from orthogonium.training.classifier import certified_key
 from orthogonium.training.run_folder import RunFolder
-from orthogonium.web_page import page, section, table
+from orthogonium.web_page import cards, page, section, table
 
 
 def page_of(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
@@ -41,25 +41,20 @@ def page_of(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
 
 def _headline(plan: Plan, rows: Sequence[Row]) -> str:
     radius = radius_text(plan.recipe.eps[0])
-    cards = []
+    found = []
     best = _best(rows, lambda row: row.figures(plan.recipe.eps)[f"certified@{radius}"], largest=True)
     if best is not None:
-        cards.append((f"Best certified at {radius}", best[0], percent(best[1])))
+        found.append((f"Best certified at {radius}", best[0], percent(best[1])))
     clean = _best(rows, lambda row: row.figures(plan.recipe.eps)["accuracy"], largest=True)
     if clean is not None:
-        cards.append(("Best clean accuracy", clean[0], percent(clean[1])))
+        found.append(("Best clean accuracy", clean[0], percent(clean[1])))
     fast = _best(rows, lambda row: row.figures(plan.recipe.eps)["step_seconds"], largest=False)
     if fast is not None:
-        cards.append(("Fastest step", fast[0], f"{1e3 * fast[1]:.3g} ms"))
+        found.append(("Fastest step", fast[0], f"{1e3 * fast[1]:.3g} ms"))
     done, total = sum(len(row.results) for row in rows), plan.seeds * len(rows)
     bad = sum(not result.is_finished for row in rows for result in row.results)
-    cards.append(("Runs", f"{done} of {total}", f"{bad} failed or diverged" if bad else "none failed"))
-    items = (
-        f'<div><dt>{html.escape(name)}</dt><dd class="plain">{html.escape(value)}'
-        f"<small>{html.escape(note)}</small></dd></div>"
-        for name, value, note in cards
-    )
-    return f'<dl class="cards">{"".join(items)}</dl>'
+    found.append(("Runs", f"{done} of {total}", f"{bad} failed or diverged" if bad else "none failed"))
+    return cards([(*card, "plain") for card in found])
 
 
 def _best(rows: Sequence[Row], value: Callable[[Row], Spread | None], *, largest: bool) -> tuple[str, float] | None:

@@ -35,11 +35,16 @@ class Axes:
     def around(
         cls, xs: Sequence[float], ys: Sequence[float], size: tuple[int, int], percent: bool = False, full: bool = True
     ) -> Axes:
-        """The axes that show all of these points; of percentages, with `full`, the whole from 0 to 100%."""
+        """The axes that show all of these points; of percentages, with `full`, the whole from 0 to 100%.
+
+        They end at the last point, unless that leaves fewer than two ticks.
+        """
         width, height = size
         low, high = (0.0, 1.0) if percent and full else (min(ys, default=0.0), max(ys, default=1.0))
         x_ticks = nice_ticks(min(xs, default=0.0), max(xs, default=1.0), (width - _LEFT - _RIGHT) // _PIXELS_PER_X_TICK)
         y_ticks = nice_ticks(low, high, (height - _TOP - _BOTTOM) // _PIXELS_PER_Y_TICK)
+        inside = [x for x in x_ticks if x <= max(xs, default=1.0) * (1 + 1e-9)]
+        x_ticks = inside if len(inside) > 1 else x_ticks
         return cls(
             size,
             x_ticks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from orthogonium.attacks import AttackCurve, AttackedCertificates, break_certificates, empirical_accuracy
 from orthogonium.certification import AuditReport, Certificates, audit, certify
+from orthogonium.report.choice import Samples, choose_samples
 from orthogonium.report.curves import default_radii, refuted, subset
-from orthogonium.report.pictures import Samples, choose_samples
 from orthogonium.report.spectra import LayerSpectrum, layer_spectra
 from orthogonium.report.write import write_report
 
@@ -81,7 +80,7 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module,
-    images: Tensor,  # (n, c, h, w)
+    images: Tensor,  # (n, c, h, w), or inputs (n, …) of other shapes
     labels: Tensor,  # (n,)
     *,
     eps: Sequence[float],
@@ -92,11 +91,12 @@ def evaluate(
     batch_size: int = 500,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Evaluation:
-    """Certify, attack and audit a classifier of images.
+    """Certify, attack and audit a classifier.
 
     Args:
-        model: from images to logits, in eval mode.
-        images: floats in [0, 1].
+        model: from inputs to logits, in eval mode.
+        images: floats in [0, 1], which the report shows as pictures. Inputs that are no images (vectors, sequences, more
+            than three channels) are certified and attacked alike, and told by their numbers.
         labels: class indices.
         eps: radii to report certified accuracy at.
         classes: their names.
@@ -134,9 +134,7 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
     )
-    distances = torch.full((len(images),), math.inf, dtype=torch.float64)
-    distances[index] = curve.distances.cpu()
-    samples = choose_samples(certificates, images, classes, distances=distances)
+    samples = choose_samples(certificates, images, classes, attack_curve=curve, attacked=index)
     return Evaluation(certificates, index, curve, inside, report, spectra, samples)
 
 

@@ -17,11 +17,13 @@ import orthogonium
 from orthogonium.attacks import AttackCurve
 from orthogonium.certification import AuditReport, Certificates
 from orthogonium.certification.render import html_table, number
+from orthogonium.report.choice import Samples
 from orthogonium.report.curves import survival_curve
-from orthogonium.report.pictures import Sample, Samples, data_uri
+from orthogonium.report.gallery import gallery, sample_table
+from orthogonium.report.pictures import is_picture
 from orthogonium.report.spectra import LayerSpectrum
-from orthogonium.report.svg import Series, legend, line_chart, range_bar, sparkline
-from orthogonium.web_page import section, table
+from orthogonium.report.svg import Series, legend, line_chart, sparkline, spectrum_ends
+from orthogonium.web_page import cards, section, table
 
 History = Sequence[Mapping[str, Any]]
 
@@ -33,23 +35,18 @@ def percent(x: float) -> str:
 
 def headline(certificates: Certificates, compared: Certificates, attack: AttackCurve | None, broken: int) -> str:
     """The numbers to remember; `compared` are the certificates of the inputs that were attacked."""
-    cards = [("Clean accuracy", percent(certificates.accuracy), f"of {len(certificates.labels)} inputs", "plain")]
+    found = [("Clean accuracy", percent(certificates.accuracy), f"of {len(certificates.labels)} inputs", "plain")]
     for e, accuracy in zip(certificates.eps, certificates.certified_accuracy, strict=True):
         note = f"attacked: {_left(attack, e)}"
         if len(compared.labels) < len(certificates.labels):  # another sample: not to be compared with the whole
             own = percent(compared.certified_accuracy_at(e))
             note = f"of {len(compared.labels)}: {own}, attacked {_left(attack, e)}"
-        cards.append((f"Certified at {radius_text(e)}", percent(accuracy), note, "plain"))
-    cards.append(("Lipschitz constant ≤", f"{certificates.bound.value:.6f}", "measured by layers", "plain"))
+        found.append((f"Certified at {radius_text(e)}", percent(accuracy), note, "plain"))
+    found.append(("Lipschitz constant ≤", f"{certificates.bound.value:.6f}", "measured by layers", "plain"))
     if attack is not None:
         note = f"of {len(attack.distances)}, by {attack_name(attack)}"
-        cards.append(("Broken certificates", str(broken), note, "bad" if broken else "good"))
-    items = (
-        f'<div><dt>{html.escape(name)}</dt><dd class="{style}">{html.escape(value)}'
-        f"<small>{html.escape(note)}</small></dd></div>"
-        for name, value, note, style in cards
-    )
-    return f'<dl class="cards">{"".join(items)}</dl>'
+        found.append(("Broken certificates", str(broken), note, "bad" if broken else "good"))
+    return cards(found)
 
 
 def attack_name(attack: AttackCurve) -> str:
@@ -67,7 +64,7 @@ def radius_text(e: float) -> str:
 
 def robustness(certificates: Certificates, attack: AttackCurve | None, total: int) -> str:
     """Certified accuracy against the radius, and what an attack leaves, of some of `total` inputs."""
-    largest = max(attack.eps) if attack else max([float(certificates.radii.max()), *certificates.eps, 1e-6])
+    largest = _last_radius(certificates, attack)
     eps, proved = survival_curve(certificates.radii, largest)
     lines = [Series("certified: proved for every attack", eps, proved, 0)]
     words = f"Certified accuracy falls from {percent(proved[0])} at radius 0 to {percent(proved[-1])}"
@@ -103,6 +100,20 @@ def robustness(certificates: Certificates, attack: AttackCurve | None, total: in
         f'<p class="muted">Deducted from every certificate: rounding of the constant {certificates.bound.slack:.1e}, of '
         f"margins {2 * certificates.forward_error:.1e}.</p>",
     )
+
+
+_NOTHING = 0.005  # of all inputs: a part that the width of a line hides
+
+
+def _last_radius(certificates: Certificates, attack: AttackCurve | None) -> float:
+    """Where the chart ends: nothing is left, neither proved nor standing, or the attack looked no further."""
+    distances = certificates.radii.cpu().double()
+    if attack is not None:
+        distances = torch.maximum(distances, attack.distances.cpu())
+    survivors = int(_NOTHING * len(distances))
+    last = float(distances.sort(descending=True).values[survivors])
+    end = max([1.02 * last if math.isfinite(last) else 1.0, *certificates.eps, 1e-6])
+    return end if attack is None else min(end, max(attack.eps)) if math.isfinite(last) else max(attack.eps)
 
 
 def _left(attack: AttackCurve | None, e: float) -> str:
@@ -167,12 +178,14 @@ def spectra(layers: Sequence[LayerSpectrum]) -> str:
     if not layers:
         return ""
     top = max(1.05, *(s.sigma_max for s in layers))
+    cut = any(s.count is None for s in layers)
     rows = []
     for s in layers:
         middle = s.values[len(s.values) // 2] if s.count is not None else math.nan
-        words = f"{s.name}: singular values from {s.sigma_max:.4g} down to {s.sigma_min:.4g}"
+        down = "" if math.isnan(s.sigma_min) else f" down to {s.sigma_min:.4g}"
+        words = f"{s.name}: singular values from {s.sigma_max:.4g}{down}"
         drawing = (
-            range_bar(s.sigma_min, s.sigma_max, name=words, top=top)
+            spectrum_ends(s.sigma_min, s.sigma_max, name=words, top=top)
             if s.count is None
             else sparkline(s.values, name=words, top=top)
         )
@@ -182,13 +195,15 @@ def spectra(layers: Sequence[LayerSpectrum]) -> str:
     return section(
         "spectra",
         "Singular values of the layers",
-        "From the largest on the left to the smallest on the right; dotted: 1. An orthogonal layer is flat at 1, a "
-        "1-Lipschitz one stays below.",
+        "From the largest on the left to the smallest on the right; dotted: 1. An orthogonal layer is flat at 1. A layer "
+        "that promises no more than to be 1-Lipschitz stays below, and may go down to 0: the audit tells what each one "
+        "promises." + (" Of spectra too large to compute, the two ends are drawn." if cut else ""),
         table(
             "Singular values of every layer",
             ["layer", "type", "sorted singular values", "count", "σ min", "median", "σ max", "kind"],
             rows,
             numbers=(3, 4, 5, 6),
+            names=(1,),
             drawn=(2,),
         ),
     )
@@ -197,31 +212,30 @@ def spectra(layers: Sequence[LayerSpectrum]) -> str:
 _KINDS = {"exact": "exact", "jacobian": "Jacobian at one input", "bounds": "ends only, from the audit"}
 
 
-def samples(chosen: Samples) -> str:
-    """The inputs that hold out longest and shortest, and wrong ones, each with its radius."""
+def samples(chosen: Samples, attack: AttackCurve | None, total: int) -> str:
+    """Of `total` inputs those that hold out longest and shortest, and wrong ones, each with its radius."""
     groups = (
         ("Most robust", chosen.most, "None was classified correctly."),
         ("Least robust", chosen.least, "All correct ones are shown above."),
         ("Wrong", chosen.wrong, "None: every input was classified correctly."),
     )
+    pictures = all(is_picture(sample.x) for _, group, _ in groups for sample in group)
     parts = []
     for title, group, none in groups:
-        pictures = "".join(_picture(sample) for sample in group)
-        parts.append(f"<h3>{title}</h3>" + (f'<ul class="samples">{pictures}</ul>' if group else f"<p>{none}</p>"))
-    text = "No perturbation shorter than the radius, in the Euclidean norm of the pixels, changes the prediction."
+        shown = gallery(group) if pictures else sample_table(title, group)
+        parts.append(f"<h3>{title}</h3>" + (shown if group else f"<p>{none}</p>"))
+    text = "No perturbation shorter than the radius, in the Euclidean norm, changes the prediction."
+    if any(sample.adversarial is not None for sample in (*chosen.most, *chosen.least)):
+        found_by = "the attack" if attack is None else attack_name(attack)
+        text += f" Beside an input: the nearest one of another class that {found_by} found" + (
+            ", and the perturbation between them, stretched so that its largest change is black or white. Values outside of "
+            "[0,\u00a01] are shown as the nearest in it."
+            if pictures
+            else "."
+        )
+    if attack is not None and len(attack.distances) < total:
+        text += f" The most and the least robust are those of the {len(attack.distances)} inputs that were attacked."
     return section("samples", "Inputs and their radii", text, *parts)
-
-
-def _picture(sample: Sample) -> str:
-    right = sample.label == sample.prediction
-    title = sample.prediction if right else f"{sample.prediction}, not {sample.label}"
-    notes = [f"radius {sample.radius:.3f}"] if right else []
-    notes += [f"fooled at {sample.attacked:.3f}"] if sample.attacked is not None and right else []
-    alt = f"{sample.label}, classified as {sample.prediction}" + (
-        f", certified radius {sample.radius:.3f}" if right else ""
-    )
-    lines = "".join(f"<span>{html.escape(line)}</span>" for line in (title, *notes))
-    return f'<li><img src="{data_uri(sample.image)}" alt="{html.escape(alt)}">{lines}</li>'
 
 
 def audit_table(report: AuditReport) -> str:

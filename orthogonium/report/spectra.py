@@ -29,7 +29,7 @@ class LayerSpectrum:
         type: its class.
         count: how many singular values there are, None if they were too many to compute.
         values: at most 128 of them, evenly spaced in rank, largest first; (σ_max, σ_min) if there are too many.
-        sigma_min: the smallest.
+        sigma_min: the smallest, NaN if it is not known.
         sigma_max: the largest.
         kind: "exact" (all singular values of the linear layer), "jacobian" (those at the given input, for a block that
             contains its activation), or "bounds" (only the ends, from the audit).
@@ -71,7 +71,7 @@ def layer_spectra(
             found.append(_spectrum(name, label, values, kind))
         elif ends.get(name, (None, None))[1] is not None:
             low, high = ends[name]
-            low = 0.0 if low is None or math.isnan(low) else low
+            low = math.nan if low is None else low
             found.append(LayerSpectrum(name, label, None, (float(high or 0.0), low), low, float(high or 0.0), "bounds"))
     return found
 

@@ -75,34 +75,32 @@ def legend(series: Sequence[Series]) -> str:
 
 def sparkline(values: Sequence[float], *, name: str, top: float, size: tuple[int, int] = (180, 40)) -> str:
     """Values in order from left to right, from 0 to `top`, with a mark at 1."""
-    width, height = size
+    width = size[0]
     count = max(len(values) - 1, 1)
-
-    def py(y: float) -> float:
-        return height - 3 - y / top * (height - 6)
-
     spread = list(values) * 2 if len(values) == 1 else values  # one value is a level
-    points = [(1 + i / count * (width - 2), py(y)) for i, y in enumerate(spread)]
-    return (
-        f'<svg class="spark" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(name)}">'
-        f'<line class="axis" x1="0" x2="{width}" y1="{py(0):.1f}" y2="{py(0):.1f}"/>'
-        f'<line class="one" x1="0" x2="{width}" y1="{py(1):.1f}" y2="{py(1):.1f}"/>'
-        f'<path class="line s0" d="{_path([points])}"/></svg>'
-    )
+    points = [(1 + i / count * (width - 2), _spark_y(y, top, size)) for i, y in enumerate(spread)]
+    return _spark(f'<path class="line s0" d="{_path([points])}"/>', name, top, size)
 
 
-def range_bar(low: float, high: float, *, name: str, top: float, size: tuple[int, int] = (180, 40)) -> str:
-    """An interval known only by its ends, on the scale of `sparkline`."""
+def spectrum_ends(low: float, high: float, *, name: str, top: float, size: tuple[int, int] = (180, 40)) -> str:
+    """The first and the last of sorted values, on the scale of `sparkline`; a last one that is NaN is left out."""
+    reach = 22  # pixels of a level
+    levels = [((1, reach), high), ((size[0] - reach, size[0] - 1), low)]
+    runs = [[(x, _spark_y(y, top, size)) for x in ends] for ends, y in levels if math.isfinite(y)]
+    return _spark(f'<path class="line s0" d="{_path(runs)}"/>', name, top, size)
+
+
+def _spark_y(y: float, top: float, size: tuple[int, int]) -> float:
+    return size[1] - 3 - y / top * (size[1] - 6)
+
+
+def _spark(content: str, name: str, top: float, size: tuple[int, int]) -> str:
     width, height = size
-
-    def py(y: float) -> float:
-        return height - 3 - y / top * (height - 6)
-
+    zero, one = (_spark_y(y, top, size) for y in (0.0, 1.0))
     return (
         f'<svg class="spark" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(name)}">'
-        f'<rect class="between" x="0" width="{width}" y="{py(high):.1f}" height="{max(py(low) - py(high), 1):.1f}"/>'
-        f'<line class="axis" x1="0" x2="{width}" y1="{py(0):.1f}" y2="{py(0):.1f}"/>'
-        f'<line class="one" x1="0" x2="{width}" y1="{py(1):.1f}" y2="{py(1):.1f}"/></svg>'
+        f'<line class="axis" x1="0" x2="{width}" y1="{zero:.1f}" y2="{zero:.1f}"/>'
+        f'<line class="one" x1="0" x2="{width}" y1="{one:.1f}" y2="{one:.1f}"/>{content}</svg>'
     )
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from orthogonium.attacks import AttackCurve
 from orthogonium.certification import AuditReport, Certificates
 from orthogonium.report import sections
+from orthogonium.report.choice import Samples
 from orthogonium.report.curves import refuted, subset
-from orthogonium.report.pictures import Samples
 from orthogonium.report.spectra import LayerSpectrum
 from orthogonium.web_page import page
 
@@ -70,7 +70,7 @@ def write_report(
     parts = [
         sections.headline(certificates, compared, attack_curve, broken),
         sections.robustness(compared, attack_curve, len(certificates.labels)),
-        sections.samples(samples) if samples is not None else "",
+        sections.samples(samples, attack_curve, len(certificates.labels)) if samples is not None else "",
         sections.training(history),
         sections.spectra(spectra),
         sections.audit_table(audit),

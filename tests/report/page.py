@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "img", "br", "line", "path", "circle", "rect"}
+VOID = {"wbr", "meta", "link", "img", "br", "line", "path", "circle", "rect"}
 
 
 class Page(HTMLParser):
@@ -40,7 +40,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if self.open and self.open[-1] != "style":
-            self.texts[self.section] = self.texts.get(self.section, "") + " " + data
+            broken = self.elements[-1][0] == "wbr"  # a word that may be broken is one word
+            self.texts[self.section] = self.texts.get(self.section, "") + ("" if broken else " ") + data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -7,14 +8,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from orthogonium import audit, certify
+from orthogonium.attacks import AttackCurve
 from orthogonium.errors import ShapeError
 from orthogonium.layers import AdaptiveOrthoConv2d, MaxMin, OrthoLinear
 from orthogonium.layers.conv.sll import SDPBasedLipschitzResBlock
 from orthogonium.report import choose_samples, layer_spectra
-from orthogonium.report.axes import nice_ticks
+from orthogonium.report.axes import Axes, nice_ticks
 from orthogonium.report.curves import default_radii, survival_curve
 from orthogonium.report.pictures import png
-from orthogonium.report.svg import Series, line_chart
+from orthogonium.report.svg import Series, line_chart, spectrum_ends
+from orthogonium.web_page import cards, table
 
 
 class Net(nn.Module):
@@ -81,11 +84,11 @@ def _certificates(radii, correct):
 def test_samples_are_sorted_by_what_they_show():
     found = _certificates([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], [True, True, True, True, False, False])
     images = torch.arange(6.0)[:, None, None, None].expand(6, 1, 2, 2) / 10
-    distances = torch.tensor([0.2, math.inf, 0.6, 0.4, 0.0, 0.0])
-    chosen = choose_samples(found, images, ["no", "yes"], distances=distances, count=2)
-    assert [round(float(s.image[0, 0, 0]) * 10) for s in chosen.most] == [1, 2]
-    assert [round(float(s.image[0, 0, 0]) * 10) for s in chosen.least] == [0, 3]
-    assert [round(float(s.image[0, 0, 0]) * 10) for s in chosen.wrong] == [4, 5]  # the surest mistake first
+    curve = AttackCurve("by hand", (0.5,), (0.5,), torch.tensor([0.2, math.inf, 0.6, 0.4, 0.0, 0.0]))
+    chosen = choose_samples(found, images, ["no", "yes"], attack_curve=curve, count=2)
+    assert [s.index for s in chosen.most] == [1, 2] and [s.index for s in chosen.least] == [0, 3]
+    assert [s.index for s in chosen.wrong] == [4, 5]  # the surest mistake first
+    assert [round(float(s.x[0, 0, 0]) * 10) for s in (*chosen.most, *chosen.wrong)] == [1, 2, 4, 5]
     assert [s.attacked for s in chosen.most] == [None, pytest.approx(0.6)]
     assert (chosen.wrong[0].label, chosen.wrong[0].prediction) == ("yes", "no")
 
@@ -96,6 +99,18 @@ def test_few_samples_are_not_shown_twice():
     assert (len(chosen.most), len(chosen.least), len(chosen.wrong)) == (2, 0, 0)
     with pytest.raises(ShapeError, match="2 certificates"):
         choose_samples(found, torch.zeros(3, 1, 2, 2))
+
+
+def test_of_correct_inputs_those_that_were_attacked_are_shown_with_the_points_that_fool_the_model():
+    found = _certificates([0.1, 0.9, 0.5, 0.3], [True, True, True, True])
+    points, classes = torch.tensor([[5.0, 6.0], [7.0, 8.0]], dtype=torch.float64), torch.tensor([1, 0])
+    curve = AttackCurve("by hand", (0.5,), (0.5,), torch.tensor([0.6, 0.2]), points, classes)
+    inputs = torch.zeros(4, 2, dtype=torch.float64)
+    chosen = choose_samples(found, inputs, ["no", "yes"], attack_curve=curve, attacked=torch.tensor([2, 0]), count=8)
+    shown = [(s.index, s.mistaken_for, s.adversarial.tolist()) for s in chosen.most]
+    assert shown == [(2, "yes", [5.0, 6.0]), (0, "no", [7.0, 8.0])]
+    with pytest.raises(ShapeError, match="on 2 inputs, `attacked` names 4"):
+        choose_samples(found, inputs, attack_curve=curve)
 
 
 def test_survival_counts_strictly_larger_distances():
@@ -130,6 +145,37 @@ def test_a_gap_breaks_the_line_and_a_single_point_is_a_dot():
     path = chart.split('class="line s0"')[1].split('d="')[1].split('"')[0]
     assert path.count("M") == 2 and path.count("L") == 1
     assert chart.count("<circle") == 1 and "nan" not in chart
+
+
+def test_axes_end_where_the_points_do():
+    axes = Axes.around([1.0, 45.0], [0.0, 1.0], (540, 300))
+    assert axes.x_range == (0.0, 45.0) and axes.x_ticks == [0.0, 10.0, 20.0, 30.0, 40.0]
+    assert len(Axes.around([1.0], [0.0], (540, 300)).x_ticks) > 1
+
+
+def test_ends_of_a_spectrum_are_two_levels_and_an_unknown_one_is_left_out():
+    both = spectrum_ends(0.0, 1.0, name="a", top=1.05)
+    assert _levels(both) == [("1.0", "22.0"), ("158.0", "179.0")] and "<rect" not in both  # nothing is filled
+    assert _levels(spectrum_ends(math.nan, 1.0, name="a", top=1.05)) == [("1.0", "22.0")]
+
+
+def _levels(drawing):
+    return re.findall(r"M([\d.]+) [\d.]+L([\d.]+) [\d.]+", drawing.split('class="line s0"')[1])
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (4, 4), (6, 6), (7, 4), (8, 4), (9, 5), (13, 5)])
+def test_cards_stand_in_even_rows(count, columns):
+    assert f'style="--columns: {columns}"' in cards([("name", "value", "note", "plain")] * count)
+
+
+def test_long_names_in_tables_may_be_broken_and_tables_wider_than_a_phone_say_so():
+    long = table(
+        "t", ["layer", "type", "a", "b"], [["backbone.stage_one.conv", "AdaptiveOrthoConv2d", "", ""]], names=(1,)
+    )
+    assert "backbone.<wbr>stage_<wbr>one.<wbr>conv" in long and "Adaptive<wbr>Ortho<wbr>Conv2d" in long
+    short = table("t", ["radius", "a", "b"], [["0.5", "", ""]])
+    assert '<th scope="row">0.5</th>' in short
+    assert "scroll sideways" in long and "scroll sideways" not in short
 
 
 def test_png_refuses_other_shapes():

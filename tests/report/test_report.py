@@ -22,9 +22,9 @@ HISTORY = [
 
 
 @pytest.fixture(scope="module")
-def evaluation():
+def model():
     torch.manual_seed(0)
-    model = nn.Sequential(
+    return nn.Sequential(
         AdaptiveOrthoConv2d(3, 8, 3, stride=2),
         MaxMin(),
         nn.Flatten(),
@@ -32,7 +32,11 @@ def evaluation():
         MaxMin(),
         OrthoLinear(10, 5),
     ).eval()
-    images = torch.rand(40, 3, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def evaluation(model):
+    images = torch.rand(40, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         labels = model(images).argmax(1)
     labels[::4] = (labels[::4] + 1) % 5
@@ -84,15 +88,64 @@ def _heights(path):
     return {x: float(y) for x, y in points}
 
 
-def test_pictures_show_the_inputs(page, evaluation):
-    images = page.all("img")
-    chosen = (*evaluation.samples.most, *evaluation.samples.least, *evaluation.samples.wrong)
-    assert len(images) == len(chosen) > 16
-    for element, sample in zip(images, chosen, strict=True):
-        raw = base64.b64decode(element["src"].removeprefix("data:image/png;base64,"))
-        pixels = torch.tensor(list(Image.open(io.BytesIO(raw)).convert("RGB").tobytes())).reshape(6, 6, 3)
-        assert (pixels / 255 - sample.image.permute(1, 2, 0)).abs().max() <= 0.5 / 255 + 1e-6
+def test_pictures_show_the_inputs_and_what_fools_the_model(page, evaluation):
+    images = iter(page.all("img"))
+    right = (*evaluation.samples.most, *evaluation.samples.least)
+    assert len(right) == 16 and all(sample.adversarial is not None for sample in right)
+    for sample in (*right, *evaluation.samples.wrong):
+        element = next(images)
+        assert (_pixels(element) - sample.x).abs().max() <= 0.5 / 255 + 1e-6
         assert element["alt"].startswith(f"{sample.label}, classified as {sample.prediction}")
+        if sample in right:
+            assert (_pixels(next(images)) - sample.adversarial.clamp(0, 1)).abs().max() <= 0.5 / 255 + 1e-6
+            change, drawn = sample.adversarial - sample.x, _pixels(next(images)) - 0.5
+            assert (drawn - change / (2 * change.abs().max())).abs().max() <= 0.5 / 255 + 1e-6
+    assert next(images, None) is None
+
+
+def _pixels(element):
+    raw = base64.b64decode(element["src"].removeprefix("data:image/png;base64,"))
+    return (
+        torch.tensor(list(Image.open(io.BytesIO(raw)).convert("RGB").tobytes())).reshape(6, 6, 3).permute(2, 0, 1) / 255
+    )
+
+
+def test_adversarial_inputs_are_of_the_class_and_at_the_distance_they_are_told_to_be(model, evaluation):
+    for sample in (*evaluation.samples.most, *evaluation.samples.least):
+        with torch.no_grad():
+            classes = model(torch.stack([sample.x, sample.adversarial])).argmax(1)
+        assert ["abcde"[c] for c in classes] == [
+            sample.label,
+            sample.mistaken_for,
+        ] and sample.label != sample.mistaken_for
+        distance = torch.linalg.vector_norm((sample.adversarial - sample.x).double())
+        assert sample.radius < sample.attacked == pytest.approx(float(distance), rel=1e-6)
+
+
+def test_inputs_that_are_no_images_are_told_by_their_numbers(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(OrthoLinear(6, 8), MaxMin(), OrthoLinear(8, 3)).eval()
+    x = torch.randn(20, 6)
+    with torch.no_grad():
+        labels = model(x).argmax(1)
+    labels[:2] = (labels[:2] + 1) % 3
+    found = evaluate(model, x, labels, eps=[0.1])
+    page = Page(found.write(tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert not page.all("img")
+    text = " ".join(page.texts["samples"].split())
+    best = next(sample for sample in found.samples.most if sample.attacked is not None)
+    change = (best.adversarial - best.x).abs().max()
+    row = f"no. {best.index} {best.label} {best.prediction} {best.radius:.3f} {best.attacked:.3f} {change:.3g}"
+    assert f"{row} {best.mistaken_for}" in text
+    assert f"Wrong input class prediction no. {found.samples.wrong[0].index} " in text
+
+
+def test_the_chart_ends_where_nothing_is_left(page, evaluation):
+    """The attack looked 1.6 times as far as the largest radius, and hardly anything is left there."""
+    label = next(e["aria-label"] for e in page.all("svg") if e.get("class") == "chart")
+    end = float(re.search(r"at radius ([\d.]+)\.$", label)[1])
+    last = float(evaluation.curve.distances[evaluation.curve.distances.isfinite()].max())
+    assert end <= min(1.03 * last, max(evaluation.curve.eps)) and end >= float(evaluation.certificates.radii.max())
 
 
 def test_training_curves_and_tables(page, evaluation):
