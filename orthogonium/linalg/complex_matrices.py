@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 
-def real_form(w: Tensor) -> Tensor:  # complex (..., m, n) → real (..., 2m, 2n)
-    """The real matrices of complex ones."""
-    real, imaginary = w.real, w.imag
+def real_form(w: Tensor, conjugate: bool = False) -> Tensor:  # complex (..., m, n) → real (..., 2m, 2n)
+    """The real matrices of complex ones, or of their conjugates."""
+    real = w.real
+    imaginary = -w.imag if conjugate else w.imag  # torch.func has no batches of `w.conj().imag`
     above, below = torch.stack((real, -imaginary), -1), torch.stack((imaginary, real), -1)
     return torch.stack((above, below), -3).flatten(-4, -3).flatten(-2)
 

@@ -367,6 +367,27 @@ def test_per_sample_gradients(name):
 
 
 @layers
+def test_ensembles(name):
+    """vmap over stacked parameters: values, and the gradient of each sample for each member."""
+    members = [nn.Sequential(make(name)[0]) for _ in range(2)]
+    x = LAYERS[name].input(members[0][0])
+    stacked, _ = torch.func.stack_module_state(members)
+
+    def loss(p, sample):
+        y = functional_call(members[0], p, (sample[None],))
+        return y.sin().sum(), y[0]
+
+    gradients = torch.func.grad(loss, has_aux=True)
+    each_sample = torch.vmap(gradients, in_dims=(None, 0))
+    found, y = torch.vmap(each_sample, in_dims=(0, None))(stacked, x)
+    for i, member in enumerate(members):
+        torch.testing.assert_close(y[i], member(x))
+        expected = gradients({k: v.detach() for k, v in member.named_parameters()}, x[1])[0]
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key][i, 1], value, rtol=1e-3, atol=1e-5)
+
+
+@layers
 @pytest.mark.parametrize("dtype,scale", [(torch.float32, 1e-40), (torch.float64, 1e-310)], ids=str)
 @pytest.mark.filterwarnings("ignore::orthogonium.errors.NumericalWarning")
 def test_denormal_parameters(name, dtype, scale):

@@ -12,6 +12,7 @@ are refused. That of ECO, whose taps move apart with the image, would wrap aroun
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -149,7 +150,9 @@ class CircleConv(ConstrainedConv):
         x = tile(input, g.stride)
         if torch.jit.is_tracing():
             x = _of_fixed_size(x, g.dims)
-        self._settle(tuple(x.shape[-g.dims :]))
+        # An index is a number, also to a compiler: it makes one graph for each size, as there is one kernel for each. With
+        # unknown sizes it would take minutes.
+        self._settle(tuple(map(operator.index, x.shape[-g.dims :])))
         return execute(self, x)
 
     def _settle(self, sizes: Grid) -> None:

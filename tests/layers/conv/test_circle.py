@@ -247,6 +247,23 @@ def test_eval_keeps_a_kernel_for_each_size_and_no_stale_one(method):
         torch.testing.assert_close(y, z)
 
 
+@pytest.mark.parametrize("method", ["Cayley", "ECO"])
+def test_compilers_make_a_graph_for_each_size(method):
+    """One for sizes that are left open would take them minutes."""
+    torch._dynamo.reset()
+    layer, graphs = conv(method, 1)(2, 3, 3, image_size=6), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for size in (6, 8, 10, 8):
+        x = torch.randn(2, 2, size)
+        torch.testing.assert_close(compiled(x), layer(x))
+    assert len(graphs) == 3
+
+
 @methods
 def test_the_first_images_say_what_the_weight_is_for(method):
     layer = conv(method)(2, 3, 3, stride=2)
