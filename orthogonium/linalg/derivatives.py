@@ -4,8 +4,9 @@ Note [Derivatives by hand]
 A training step asks for one derivative, backwards, of real tensors: a `HandWritten` function then runs as one node of the
 graph, and its adjoint uses what the algorithm left behind. Such values are constants to autograd, so that a derivative of
 that derivative would lack terms, in silence. Hence everything else takes the plain operators of `plain`, which torch
-differentiates: compilers, transforms of functions (`torch.func`), forward derivatives, and the adjoint itself when it is to
-be differentiated once more (`create_graph=True`).
+differentiates: compilers, transforms of functions (`torch.func`), forward derivatives, batches of gradients
+(`is_grads_batched`, `vectorize=True`), and the adjoint itself when it is to be differentiated once more
+(`create_graph=True`).
 """
 
 from __future__ import annotations
@@ -68,12 +69,15 @@ class _Node(torch.autograd.Function):
         wants = ctx.needs_input_grad[1:]
         tensors = list(ctx.saved_tensors)  # unpacked once: activation checkpoints allow no more
         tensors, saved = tensors[: ctx.count], tensors[ctx.count :]
-        if not torch.is_grad_enabled():
+        differentiable = torch.is_grad_enabled()
+        if not differentiable and has_values(grad):
             return None, *ctx.function.adjoint(_merge(ctx, tensors), saved, wants, grad)
-        # Views are new nodes of the graph: derivatives stop at them, not at what the inputs were computed from.
-        inputs = _merge(ctx, [t.view_as(t) for t in tensors])
-        wanted = [t for t, wants_it in zip(inputs, wants, strict=True) if wants_it]
-        found = iter(torch.autograd.grad(ctx.function.plain(*inputs), wanted, grad, create_graph=True))
+        with torch.enable_grad():
+            # Views are new nodes of the graph: derivatives stop at them, not at what the inputs were computed from.
+            inputs = _merge(ctx, [t.view_as(t) for t in tensors])
+            wanted = [t for t, wants_it in zip(inputs, wants, strict=True) if wants_it]
+            value = ctx.function.plain(*inputs)
+        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=differentiable))
         return None, *(next(found) if wants_it else None for wants_it in wants)
 
 

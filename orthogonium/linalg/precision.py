@@ -74,12 +74,13 @@ def _to(result: Result, dtype: torch.dtype) -> Result:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Whether tensors are values to look at and no more: not so in compilers and transforms, nor if meta, fake or dual."""
+    """Whether tensors are values to look at and no more: not in compilers and transforms, nor meta, fake, dual, batched."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta and not _is_dual(t) for t in tensors)
+        and all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)
+        and not any(torch._C._functorch.is_legacy_batchedtensor(t) or _is_dual(t) for t in tensors)
     )
 
 

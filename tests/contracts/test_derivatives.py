@@ -25,6 +25,12 @@ def _backward_twice(loss, p, v):
     return torch.autograd.grad(g, p, v)[0]
 
 
+def _batched(loss, p, v):
+    p = p.clone().requires_grad_()
+    (g,) = torch.autograd.grad(loss(p), p, create_graph=True)
+    return torch.autograd.grad(g, p, torch.stack([v, -v]), is_grads_batched=True)[0][0]
+
+
 def _accumulated(loss, p, v):
     p = p.clone().requires_grad_()
     (g,) = torch.autograd.grad(loss(p), p, create_graph=True)
@@ -46,6 +52,7 @@ def _forward_twice(loss, p, v):
 
 WAYS = {
     "autograd.grad twice": _backward_twice,
+    "autograd.grad in batches": _batched,
     "grad, then backward": _accumulated,
     "functional.hvp": lambda loss, p, v: functional.hvp(loss, p, v)[1],
     "functional.vhp": lambda loss, p, v: functional.vhp(loss, p, v)[1],
@@ -107,6 +114,17 @@ def test_second_derivatives_of_factors_in_turn(name, monkeypatch):
     applied = count_in_turn(monkeypatch, pixels=10**6)
     check(*problem(name))
     assert applied
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_batches_of_gradients(name):
+    """As vectorized Jacobians and Hessians of `torch.autograd.functional` take them."""
+    loss, p, _ = problem(name)
+    p.requires_grad_()
+    values = torch.stack([loss(p), loss(p).sin()])
+    singly = [torch.autograd.grad(value, p, retain_graph=True)[0] for value in values]
+    (together,) = torch.autograd.grad(values, p, torch.eye(2).double(), is_grads_batched=True)
+    torch.testing.assert_close(together, torch.stack(singly), rtol=1e-9, atol=1e-11)
 
 
 def _raw_gradients(layer, direction):

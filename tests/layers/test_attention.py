@@ -35,17 +35,17 @@ def slope(x, sharpness, step):
 def test_ascent_stays_below_the_constant(tokens, channels, heads, step, dtype):
     constant = attention_constant(step)
     sharpness = torch.rand(heads, dtype=dtype) * 3 + 0.1
+    scales = torch.logspace(-1, 1, 24, dtype=dtype)  # tokens too close and too far apart are flat: some start between
+    x = (torch.randn(24, tokens, channels, dtype=dtype) * scales[:, None, None]).requires_grad_()
+    optimizer = torch.optim.Adam([x], 0.05)
     reached = 0.0
-    for scale in (0.3, 1.0, 3.0):
-        x = (torch.randn(tokens, channels, dtype=dtype) * scale).requires_grad_()
-        optimizer = torch.optim.Adam([x], 0.05)
-        for _ in range(60):
-            value = slope(x, sharpness, step)
-            assert value <= constant * (1 + 1e-5)
-            reached = max(reached, value.item())
-            optimizer.zero_grad()
-            (-value).backward()
-            optimizer.step()
+    for _ in range(60):
+        values = vmap(lambda one: slope(one, sharpness, step))(x)
+        assert (values <= constant * (1 + 1e-5)).all()
+        reached = max(reached, values.max().item())
+        optimizer.zero_grad()
+        (-values.sum()).backward()
+        optimizer.step()
     if tokens > 1 and step <= 3:
         assert reached >= 0.9 * constant
 

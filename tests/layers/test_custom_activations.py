@@ -323,3 +323,41 @@ def test_printed_form():
         "NActivation(3, axis=0)",
         "SoftHuber(delta=0.05)",
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at the first jvp
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_all_derivatives_of_max_min(memory, dtype):
+    """Its gradient is written by hand. It permutes, so every derivative is exactly that of the plain operators."""
+
+    def plain(x):
+        a, b = x.chunk(2, 1)
+        return torch.cat([torch.where(a >= b, a, b), torch.where(a >= b, b, a)], 1)
+
+    layer = MaxMin()
+    x = torch.randn(4, 6, 3, 5, dtype=dtype).to(memory_format=memory)
+    x[0, 3:] = x[0, :3]  # ties
+    x.requires_grad_()
+    weight, v = torch.randn(2, *x.shape, dtype=dtype)
+
+    def derivatives(fn):
+        def loss(x):
+            return (weight * fn(fn(x).sin())).sin().sum()
+
+        (first,) = torch.autograd.grad(loss(x), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * v).sum(), x, create_graph=True)
+        (third,) = torch.autograd.grad((second * v).sum(), x)
+        forward = torch.func.jvp(loss, (x,), (v,))[1]
+        forward_over_reverse = torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
+        each = torch.func.vmap(torch.func.grad(lambda one: (fn(one[None]) ** 3).sum()))(x)
+        batched = torch.autograd.grad(fn(x), x, torch.stack([v, weight]), is_grads_batched=True)[0]
+        half = torch.autograd.grad(fn(x.bfloat16()).float().square().sum(), x)[0]
+        expanded = torch.autograd.grad(fn(x).sum(), x)[0]
+        return first, second, third, forward, forward_over_reverse, each, batched, half, expanded
+
+    for ours, reference in zip(derivatives(layer), derivatives(plain), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=0)
+    assert layer(x).stride() == plain(x).stride()
+    with torch.no_grad():
+        assert torch.equal(layer(x), plain(x))

@@ -6,6 +6,8 @@ norms of gradients pass unchanged.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,14 +15,42 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.activations.axes import ISOMETRY, halves, positive_axis
 from orthogonium.layers.whole import as_a_whole
+from orthogonium.linalg.precision import has_values
+
+
+def _exchange(x: Tensor, keep: Tensor, axis: int) -> Tensor:
+    """The halves of `axis` where `keep`, elsewhere each in the place of the other."""
+    a, b = x.chunk(2, axis)
+    if not has_values(x):
+        return torch.cat([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Exchange.apply(x, keep, axis)
+    result = torch.empty_like(x)
+    first, second = result.chunk(2, axis)
+    torch.where(keep, a, b, out=first)
+    torch.where(keep, b, a, out=second)
+    return result
+
+
+class _Exchange(torch.autograd.Function):
+    """`_exchange` as one node: symmetric, so its gradient is itself. Torch's would write five images instead of one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(keep)
+        ctx.axis = axis
+        return _exchange(x, keep, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _exchange(grad, ctx.saved_tensors[0], ctx.axis), None, None
 
 
 @as_a_whole
 def max_min(x: Tensor, axis: int = 1) -> Tensor:
     """`(a, b) ↦ (max(a, b), min(a, b))` for the two halves `a`, `b` of `axis`."""
     a, b, axis = halves(x, axis, "MaxMin")
-    keep = a >= b
-    return torch.cat([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
+    return _exchange(x, a >= b, axis)
 
 
 @as_a_whole
