@@ -40,11 +40,16 @@ def _find(method: str, kind: str, layer_of: Callable[[Method], Layer | None]) ->
 
 
 def _make(
-    cls: Callable[..., nn.Module], method: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    function: Callable[..., nn.Module], cls: Callable[..., nn.Module], own: Mapping[str, Any], given: Mapping[str, Any]
 ) -> nn.Module:
-    """Call the class; arguments of torch that it does not take must have been left at their defaults."""
-    entry = METHODS[method]
-    if entry.square:
+    """Call the class with what a function of this file was `given`, and the options that are the method's `own`.
+
+    Arguments of torch that it does not take must have been left at their defaults.
+    """
+    method, options = given["method"], {**own, **given["options"]}
+    declared = inspect.signature(function).parameters
+    arguments = {name: value for name, value in given.items() if name in declared and name not in ("method", "options")}
+    if METHODS[method].square:
         before, after = (
             ("in_channels", "out_channels") if "in_channels" in arguments else ("in_features", "out_features")
         )
@@ -53,30 +58,17 @@ def _make(
                 f"Method {method!r} keeps the number of channels, got {arguments[before]} → {arguments[after]}. Use "
                 "'sll-aoc' or 'sandwich', which change it, or an orthogonal layer before it."
             )
-        arguments = {name: value for name, value in arguments.items() if name != after}
+        del arguments[after]
     accepted = argument_names(cls)
     refused = [name for name in options if name not in accepted]
-    refused += [name for name in arguments if name not in accepted and arguments[name] != _DEFAULTS.get(name)]
+    refused += [name for name in arguments if name not in accepted and arguments[name] != declared[name].default]
     if refused:
-        own = ", ".join(name for name in inspect.signature(cls).parameters if name not in arguments) or "nothing"
+        others = ", ".join(name for name in inspect.signature(cls).parameters if name not in arguments) or "nothing"
         raise ParameterError(
             f"The layer {cls.__name__} of method {method!r} does not take {', '.join(refused)}. "
-            f"Beside the arguments of torch it takes: {own}."
+            f"Beside the arguments of torch it takes: {others}."
         )
     return cls(**{name: value for name, value in arguments.items() if name in accepted}, **options)
-
-
-_DEFAULTS = {
-    "stride": 1,
-    "padding": "same",
-    "output_padding": 0,
-    "dilation": 1,
-    "groups": 1,
-    "bias": True,
-    "padding_mode": "circular",
-    "device": None,
-    "dtype": None,
-}
 
 
 def _named(function: Callable[..., nn.Module], name: str, doc: str) -> Callable[..., nn.Module]:
@@ -102,21 +94,9 @@ def _convolution(dims: int, doc: str) -> Callable[..., nn.Module]:
         method: str = "aoc",
         **options: Any,
     ) -> nn.Module:
+        given = locals()
         cls = _find(method, f"{dims}-D convolutions", lambda entry: entry.conv.get(dims))
-        arguments = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "bias": bias,
-            "padding_mode": padding_mode,
-            "device": device,
-            "dtype": dtype,
-        }
-        return _make(cls, method, arguments, {**METHODS[method].conv_options, **options})
+        return _make(make, cls, METHODS[method].conv_options, given)
 
     return _named(make, f"LipschitzConv{dims}d", doc)
 
@@ -139,22 +119,9 @@ def _transposed_convolution(dims: int, doc: str) -> Callable[..., nn.Module]:
         method: str = "aoc",
         **options: Any,
     ) -> nn.Module:
+        given = locals()
         cls = _find(method, f"{dims}-D transposed convolutions", lambda entry: entry.conv_transpose.get(dims))
-        arguments = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "kernel_size": kernel_size,
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "groups": groups,
-            "bias": bias,
-            "dilation": dilation,
-            "padding_mode": padding_mode,
-            "device": device,
-            "dtype": dtype,
-        }
-        return _make(cls, method, arguments, {**METHODS[method].conv_options, **options})
+        return _make(make, cls, METHODS[method].conv_options, given)
 
     return _named(make, f"LipschitzConvTranspose{dims}d", doc)
 
@@ -217,12 +184,6 @@ def LipschitzLinear(
     AOLLinear
     SpectralLinear
     """
+    given = locals()
     cls = _find(method, "dense layers", lambda entry: entry.linear)
-    arguments = {
-        "in_features": in_features,
-        "out_features": out_features,
-        "bias": bias,
-        "device": device,
-        "dtype": dtype,
-    }
-    return _make(cls, method, arguments, {**METHODS[method].linear_options, **options})
+    return _make(LipschitzLinear, cls, METHODS[method].linear_options, given)

@@ -73,7 +73,7 @@ class OrthoConv(ConstrainedConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, ortho_params)
-        super().__init__(kernel, padding, bias, padding_mode, device, dtype, lipschitz)
+        super().__init__(kernel, padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
 
 
 class OrthoConvTranspose(ConstrainedConvTranspose):
@@ -98,7 +98,9 @@ class OrthoConvTranspose(ConstrainedConvTranspose):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, ortho_params)
-        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype, lipschitz)
+        super().__init__(
+            kernel, padding, output_padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype
+        )
 
 
 class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):

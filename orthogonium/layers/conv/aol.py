@@ -30,7 +30,8 @@ class _AOLConv(ConstrainedConv):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        super().__init__(AlmostOrthogonalKernel(geometry, niter), padding, bias, padding_mode, device, dtype, lipschitz)
+        kernel = AlmostOrthogonalKernel(geometry, niter)
+        super().__init__(kernel, padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
 
 
 class _AOLConvTranspose(ConstrainedConvTranspose):
@@ -53,7 +54,9 @@ class _AOLConvTranspose(ConstrainedConvTranspose):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = AlmostOrthogonalKernel(geometry, niter)
-        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype, lipschitz)
+        super().__init__(
+            kernel, padding, output_padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype
+        )
 
 
 class AOLConv2d(_AOLConv, nn.Conv2d):

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError, warn
@@ -20,7 +19,7 @@ from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_siz
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, constrain
-from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.kernel import ConvKernel
 
 _KINDS = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
 
@@ -105,24 +104,14 @@ class ConstrainedConv(ConstrainedConvNd):
     """Base of constrained convolutions; mixed with `nn.Conv1d`, `nn.Conv2d` or `nn.Conv3d`."""
 
     def __init__(
-        self,
-        kernel: ConvKernel,
-        padding: Size | str,
-        bias: bool,
-        padding_mode: str,
-        device: Device,
-        dtype: torch.dtype | None,
-        lipschitz: float,
+        self, kernel: ConvKernel, padding: Size | str, padding_mode: str, lipschitz: float, **bias_and_storage: Any
     ) -> None:
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
         own_padding = border.same and geometry.is_strided  # torch refuses it: it gets an integer and the layer pads
-        arguments: dict[str, Any] = {
-            **_torch_sizes(geometry.in_channels, geometry.out_channels, geometry),
-            "padding": 0 if own_padding else padding,
-            "padding_mode": padding_mode,
-        }
-        super().__init__(**arguments, bias=bias, device=device, dtype=dtype)
+        sizes = _torch_sizes(geometry.in_channels, geometry.out_channels, geometry)
+        sizes["padding"] = 0 if own_padding else padding
+        super().__init__(**sizes, padding_mode=padding_mode, **bias_and_storage)
         self._constrain(kernel, geometry, border, lipschitz)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -164,11 +153,9 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         kernel: ConvKernel,
         padding: Size | str,
         output_padding: Size,
-        bias: bool,
         padding_mode: str,
-        device: Device,
-        dtype: torch.dtype | None,
         lipschitz: float,
+        **bias_and_storage: Any,
     ) -> None:
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
@@ -187,12 +174,9 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
                 f"padding='same' already determines the output size; got output_padding={extra}. Pass output_size to "
                 "the call instead."
             )
-        arguments: dict[str, Any] = {
-            **_torch_sizes(geometry.out_channels, geometry.in_channels, geometry),
-            "padding": 0 if isinstance(padding, str) else padding,
-            "output_padding": extra,
-        }
-        super().__init__(**arguments, bias=bias, device=device, dtype=dtype)
+        sizes = _torch_sizes(geometry.out_channels, geometry.in_channels, geometry)
+        sizes["padding"] = 0 if isinstance(padding, str) else padding
+        super().__init__(**sizes, output_padding=extra, **bias_and_storage)
         self._constrain(kernel, geometry, border, lipschitz)
         self.padding_mode = border.mode
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.kernels.geometry import Size, to_tuple
+from orthogonium.kernels.geometry import Size
 from orthogonium.layers.block import LipschitzBlock
-from orthogonium.layers.conv.padding import Border, check_image, convolve, tile
+from orthogonium.layers.conv.padding import Border, check_image, check_kept_image, convolve, tile
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 
@@ -51,20 +51,9 @@ class ConvBlock(LipschitzBlock):
 
     def set_residual(self, core: ConvGeometry, padding_mode: str, padding: Size | str) -> None:
         """The same for `x + C⋆σ(A⋆x + b)`, where A has the geometry `core` (stride 1) and C that of the adjoint."""
-        self.check_padding(core, padding)
+        check_kept_image(core, padding, type(self).__name__)
         inner = Border.of(core, "same", padding_mode)
         self.set_geometry(replace(core, out_channels=core.in_channels), (inner, inner.adjoint()))
-
-    def check_padding(self, geometry: ConvGeometry, padding: Size | str) -> None:
-        """Accept "same", and the integers that give as many outputs, `⌈size / stride⌉`, for every image size."""
-        if padding == "same":
-            return
-        amount = padding if isinstance(padding, str) else to_tuple(padding, self.dims, "padding", minimum=0)
-        if isinstance(amount, str) or any(2 * p != x - 1 for p, x in zip(amount, geometry.extent, strict=True)):
-            raise GeometryError(
-                f"{type(self).__name__} keeps the image, up to its stride: needs padding 'same', or integers with "
-                f"2·padding = dilation·(kernel_size − 1), got {amount} for a kernel of extent {geometry.extent}."
-            )
 
     @property
     def guarantee(self) -> Guarantee:

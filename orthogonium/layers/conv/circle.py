@@ -26,7 +26,7 @@ from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.base import ConstrainedConv
 from orthogonium.layers.conv.execution import execute
 from orthogonium.layers.conv.frequencies import adjoint_frequencies
-from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size
+from orthogonium.layers.conv.padding import Border, check_image, check_kept_image, tile, tiled_size
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
 from orthogonium.methods.bro import BlockReflectorKernel
@@ -99,18 +99,16 @@ class CircleConv(ConstrainedConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, coarse_size(geometry))
-        self._set_up(kernel, padding, bias, padding_mode, device, dtype, image_size, lipschitz)
+        self._set_up(kernel, padding, padding_mode, image_size, lipschitz, bias=bias, device=device, dtype=dtype)
 
     def _set_up(
         self,
         kernel: CircleKernel,
         padding: Size | str,
-        bias: bool,
         padding_mode: str,
-        device: Device,
-        dtype: torch.dtype | None,
         image_size: Size | None,
         lipschitz: float,
+        **bias_and_storage: Any,
     ) -> None:
         name, g = type(self).__name__, kernel.geometry
         if padding_mode != "circular":
@@ -123,17 +121,11 @@ class CircleConv(ConstrainedConv):
                 f"{name}: its kernel reaches over the whole image, so that there is no dilation: got {g.dilation}. Use a "
                 "larger kernel_size, or method='aoc'."
             )
-        amount = padding if isinstance(padding, str) else to_tuple(padding, g.dims, "padding", minimum=0)
-        keeps = amount == "same" if isinstance(amount, str) else [2 * p + 1 for p in amount] == list(g.kernel_size)
-        if not keeps:
-            raise GeometryError(
-                f"{name} keeps the image, up to its stride: needs padding 'same', or integers with 2·padding = "
-                f"kernel_size − 1, got {amount} for kernel_size {g.kernel_size}."
-            )
+        check_kept_image(g, padding, name)
         sizes = None if image_size is None else _tiled(to_tuple(image_size, g.dims, "image_size"), g.stride)
         if sizes is not None:
             kernel = kernel.at(_coarse(sizes, g.stride))
-        ConstrainedConv.__init__(self, kernel, "same", bias, padding_mode, device, dtype, lipschitz)
+        super().__init__(kernel, "same", padding_mode, lipschitz, **bias_and_storage)
         self.taps, self.image_size = g.kernel_size, sizes
 
     @property
@@ -248,7 +240,7 @@ class _BRO(CircleConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, coarse_size(geometry), rank)
-        self._set_up(kernel, padding, bias, padding_mode, device, dtype, image_size, lipschitz)
+        self._set_up(kernel, padding, padding_mode, image_size, lipschitz, bias=bias, device=device, dtype=dtype)
 
 
 class CayleyConv2d(_Cayley, nn.Conv2d):

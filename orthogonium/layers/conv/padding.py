@@ -228,3 +228,15 @@ def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:
         raise ShapeError(
             f"{name} takes images of shape (batch, {channels}, {sizes}) or ({channels}, {sizes}), got {tuple(x.shape)}."
         )
+
+
+def check_kept_image(geometry: ConvGeometry, padding: Size | str, name: str) -> None:
+    """Accept "same", and the integers that give as many outputs, `⌈size / stride⌉`, for every image size."""
+    if padding == "same":
+        return
+    amount = padding if isinstance(padding, str) else to_tuple(padding, geometry.dims, "padding", minimum=0)
+    if isinstance(amount, str) or any(2 * p != x - 1 for p, x in zip(amount, geometry.extent, strict=True)):
+        raise GeometryError(
+            f"{name} keeps the image, up to its stride: needs padding 'same', or integers with 2·padding = "
+            f"dilation·(kernel_size − 1), got {amount} for a kernel of extent {geometry.extent}."
+        )

@@ -5,23 +5,21 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
+from orthogonium.layers.conv.padding import check_kept_image
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.spectral import SpectralKernel
 
 
 class _Normalized(ConstrainedConvNd):
-    def _check_residual(self) -> None:
-        """The identity stays in its place only if the padding keeps the image as it is."""
-        axes = zip(self.border.left, self.geometry.extent, strict=True)
-        if not self.border.same and any(2 * left != extent - 1 for left, extent in axes):
-            raise GeometryError(
-                f"residual=True adds the identity, which needs padding that keeps the image: got {self.padding} for a "
-                f"kernel of extent {self.geometry.extent}. Use padding='same'."
-            )
+    def kernel_of(self, geometry: ConvGeometry, padding: Size | str, niter: int, residual: bool) -> SpectralKernel:
+        """The normalized kernel. An identity in it stays in its place only if the padding keeps the image."""
+        kernel = SpectralKernel(geometry, niter, residual)
+        if residual:
+            check_kept_image(geometry, padding, f"{type(self).__name__} with residual=True")
+        return kernel
 
 
 class _SpectralConv(_Normalized, ConstrainedConv):
@@ -43,10 +41,8 @@ class _SpectralConv(_Normalized, ConstrainedConv):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = SpectralKernel(geometry, niter, residual)
-        super().__init__(kernel, padding, bias, padding_mode, device, dtype, lipschitz)
-        if residual:
-            self._check_residual()
+        kernel = self.kernel_of(geometry, padding, niter, residual)
+        super().__init__(kernel, padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
 
 
 class _SpectralConvTranspose(_Normalized, ConstrainedConvTranspose):
@@ -69,10 +65,10 @@ class _SpectralConvTranspose(_Normalized, ConstrainedConvTranspose):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
-        kernel = SpectralKernel(geometry, niter, residual)
-        super().__init__(kernel, padding, output_padding, bias, padding_mode, device, dtype, lipschitz)
-        if residual:
-            self._check_residual()
+        kernel = self.kernel_of(geometry, padding, niter, residual)
+        super().__init__(
+            kernel, padding, output_padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype
+        )
 
 
 class SpectralConv2d(_SpectralConv, nn.Conv2d):
