@@ -7,8 +7,9 @@ entry below; one of another package is registered (Note [Methods from outside] o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS, POLAR_ORTHO_PARAMS
+from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS, POLAR_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.registry import Method, MethodTable
 
 
@@ -21,48 +22,48 @@ def _family(place: str, on_images: str | None = None) -> dict[int, str]:
     return {dims: _layer(on_images if dims == 2 and on_images else place.format(dims)) for dims in (1, 2, 3)}
 
 
+def _linear(conv: str, transpose_on_images: str | None = None, dense: str = "linear:OrthoLinear") -> dict[str, Any]:
+    """Convolutions `…Conv{}d` with their transposes `…ConvTranspose{}d`, and the dense layer."""
+    transposes = _family(conv.replace("Conv{}d", "ConvTranspose{}d"), transpose_on_images)
+    return {"conv": _family(conv), "conv_transpose": transposes, "linear": _layer(dense)}
+
+
+def _circle(name: str, ortho_params: OrthoParams | None = None) -> dict[str, Any]:
+    """Convolutions of `conv/circle.py`, and the preset that does the same to the matrix of a dense layer."""
+    options = {} if ortho_params is None else {"ortho_params": ortho_params}
+    layers = {"conv": _family(f"conv.circle:{name}Conv{{}}d"), "linear": _layer("linear:OrthoLinear")}
+    return {**layers, "linear_options": options, "dilation": False}
+
+
+EITHER = "circular or zeros"
+CIRCULAR = "circular; 1-Lipschitz with zeros"
 CIRCLE = "circular; a kernel as large as the n × n image, another for each size"
 
 BUILT_IN = (
-    Method(
-        "aoc",
-        "Boissin et al. 2025",
-        "orthogonal",
-        "circular; 1-Lipschitz with zeros",
-        "36 c³",
-        conv=_family("conv.aoc:AdaptiveOrthoConv{}d"),
-        conv_transpose=_family("conv.aoc:AdaptiveOrthoConvTranspose{}d"),
-        linear=_layer("linear:OrthoLinear"),
-    ),
+    Method("aoc", "Boissin et al. 2025", "orthogonal", CIRCULAR, "36 c³", **_linear("conv.aoc:AdaptiveOrthoConv{}d")),
     Method(
         "bcop",
         "Li et al. 2019",
         "orthogonal",
-        "circular; 1-Lipschitz with zeros",
+        CIRCULAR,
         "36 c³",
-        conv=_family("conv.bcop:FastBlockConv{}d"),
-        conv_transpose=_family("conv.bcop:FastBlockConvTranspose{}d", "conv.bcop:FastBlockConvTranspose2D"),
-        linear=_layer("linear:OrthoLinear"),
+        **_linear("conv.bcop:FastBlockConv{}d", "conv.bcop:FastBlockConvTranspose2D"),
     ),
     Method(
         "rko",
         "Serrurier et al. 2021",
         "lipschitz",
-        "circular or zeros; orthogonal if circular and kernel ≤ stride",
+        f"{EITHER}; orthogonal if circular and kernel ≤ stride",
         "60 c³",
-        conv=_family("conv.rko:RKOConv{}d"),
-        conv_transpose=_family("conv.rko:RKOConvTranspose{}d", "conv.rko:RkoConvTranspose2d"),
-        linear=_layer("linear:OrthoLinear"),
+        **_linear("conv.rko:RKOConv{}d", "conv.rko:RkoConvTranspose2d"),
     ),
     Method(
         "soc",
         "Singla & Feizi 2021; explicit kernel: Boissin et al. 2025",
         "lipschitz",
-        "circular or zeros; singular values ≥ 1 − 6.1e-3 (order 4) if circular",
+        f"{EITHER}; singular values ≥ 1 − 6.1e-3 (order 4) if circular",
         "570 c³",
-        conv=_family("conv.soc:AdaptiveSOCConv{}d"),
-        conv_transpose=_family("conv.soc:AdaptiveSOCConvTranspose{}d"),
-        linear=_layer("linear:OrthoLinear"),
+        **_linear("conv.soc:AdaptiveSOCConv{}d"),
         linear_options={"ortho_params": EXP_ORTHO_PARAMS},
         conv_options={"padding_to": "kernel"},
     ),
@@ -70,70 +71,31 @@ BUILT_IN = (
         "aol",
         "Prach & Lampert 2022",
         "lipschitz",
-        "circular or zeros",
+        EITHER,
         "80 c³",
-        conv=_family("conv.aol:AOLConv{}d"),
-        conv_transpose=_family("conv.aol:AOLConvTranspose{}d"),
-        linear=_layer("linear:AOLLinear"),
+        **_linear("conv.aol:AOLConv{}d", dense="linear:AOLLinear"),
     ),
     Method(
         "spectral",
         "Delattre et al. 2023",
         "lipschitz",
-        "circular or zeros",
+        EITHER,
         "1 000 c³; 19 000 c³ on accelerators",
-        conv=_family("conv.spectral:SpectralConv{}d"),
-        conv_transpose=_family("conv.spectral:SpectralConvTranspose{}d"),
-        linear=_layer("linear:SpectralLinear"),
+        **_linear("conv.spectral:SpectralConv{}d", dense="linear:SpectralLinear"),
     ),
     Method(
-        "cayley",
-        "Trockman & Kolter 2021",
-        "orthogonal",
-        CIRCLE,
-        "24 n² c³",
-        conv=_family("conv.circle:CayleyConv{}d"),
-        linear=_layer("linear:OrthoLinear"),
-        linear_options={"ortho_params": CAYLEY_ORTHO_PARAMS},
-        dilation=False,
+        "cayley", "Trockman & Kolter 2021", "orthogonal", CIRCLE, "24 n² c³", **_circle("Cayley", CAYLEY_ORTHO_PARAMS)
     ),
+    Method("lot", "Xu et al. 2022", "orthogonal", CIRCLE, "340 n² c³", **_circle("LOT", POLAR_ORTHO_PARAMS)),
+    Method("bro", "Lai et al. 2025", "orthogonal", CIRCLE, "7 n² c³", **_circle("BRO")),
     Method(
-        "lot",
-        "Xu et al. 2022",
-        "orthogonal",
-        CIRCLE,
-        "340 n² c³",
-        conv=_family("conv.circle:LOTConv{}d"),
-        linear=_layer("linear:OrthoLinear"),
-        linear_options={"ortho_params": POLAR_ORTHO_PARAMS},
-        dilation=False,
-    ),
-    Method(
-        "bro",
-        "Lai et al. 2025",
-        "orthogonal",
-        CIRCLE,
-        "7 n² c³",
-        conv=_family("conv.circle:BROConv{}d"),
-        linear=_layer("linear:OrthoLinear"),
-        dilation=False,
-    ),
-    Method(
-        "eco",
-        "Yu et al. 2022",
-        "orthogonal",
-        CIRCLE,
-        "1 800 c³ if 3 divides n",
-        conv=_family("conv.circle:ECOConv{}d"),
-        linear=_layer("linear:OrthoLinear"),
-        linear_options={"ortho_params": EXP_ORTHO_PARAMS},
-        dilation=False,
+        "eco", "Yu et al. 2022", "orthogonal", CIRCLE, "1 800 c³ if 3 divides n", **_circle("ECO", EXP_ORTHO_PARAMS)
     ),
     Method(
         "sll",
         "Araujo et al. 2023",
         "lipschitz",
-        "circular or zeros",
+        EITHER,
         "as aol, on the inner channels",
         conv=_family("conv.sll:SDPBasedLipschitzResBlock{}d", "conv.sll:SDPBasedLipschitzResBlock"),
         conv_options={"inner_dim_factor": 2.0},
@@ -146,7 +108,7 @@ BUILT_IN = (
         "sll-aoc",
         "Araujo et al. 2023; fused with orthogonal kernels: Boissin et al. 2025",
         "lipschitz",
-        "circular or zeros",
+        EITHER,
         "as sll and two aoc kernels",
         conv=_family("conv.sll:SLLxAOCLipschitzResBlock{}d", "conv.sll:SLLxAOCLipschitzResBlock"),
         conv_options={"inner_dim_factor": 2.0},
@@ -156,7 +118,7 @@ BUILT_IN = (
         "sandwich",
         "Wang & Manchester 2023; on orthogonal kernels: Boissin et al. 2025",
         "lipschitz",
-        "circular or zeros",
+        EITHER,
         "aoc from in + out to out channels",
         conv=_family("conv.sandwich:SandwichConv{}d"),
         linear=_layer("sandwich:SandwichLinear"),
@@ -166,7 +128,7 @@ BUILT_IN = (
         "cpl",
         "Meunier et al. 2022",
         "lipschitz",
-        "circular or zeros",
+        EITHER,
         "Gram iteration on a frequency grid",
         conv=_family("conv.cpl:CPLConv{}d"),
         linear=_layer("cpl:CPLLinear"),

@@ -110,8 +110,8 @@ class ConstrainedConv(ConstrainedConvNd):
         border = Border.of(geometry, padding, padding_mode)
         own_padding = border.same and geometry.is_strided  # torch refuses it: it gets an integer and the layer pads
         sizes = _torch_sizes(geometry.in_channels, geometry.out_channels, geometry)
-        sizes["padding"] = 0 if own_padding else padding
-        super().__init__(**sizes, padding_mode=padding_mode, **bias_and_storage)
+        sizes |= {"padding": 0 if own_padding else padding, "padding_mode": padding_mode}
+        super().__init__(**sizes, **bias_and_storage)
         self._constrain(kernel, geometry, border, lipschitz)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -175,8 +175,8 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
                 "the call instead."
             )
         sizes = _torch_sizes(geometry.out_channels, geometry.in_channels, geometry)
-        sizes["padding"] = 0 if isinstance(padding, str) else padding
-        super().__init__(**sizes, output_padding=extra, **bias_and_storage)
+        sizes |= {"padding": 0 if isinstance(padding, str) else padding, "output_padding": extra}
+        super().__init__(**sizes, **bias_and_storage)
         self._constrain(kernel, geometry, border, lipschitz)
         self.padding_mode = border.mode
 
