@@ -24,7 +24,8 @@ from orthogonium.building.builds import Supply, build, sources, state, unsupplie
 from orthogonium.building.refusals import watch
 from orthogonium.building.shares import Shares
 from orthogonium.errors import DerivativeError, ParameterError
-from orthogonium.layers.parametrization import Source, same_values
+from orthogonium.layers.eval_cache import same_values
+from orthogonium.layers.parametrization import Source
 from orthogonium.linalg.precision import autocasts, has_values, waits
 from orthogonium.linalg.products import full_arithmetic
 

@@ -1,26 +1,4 @@
-"""How a kernel becomes the `weight` of a layer: built when needed, kept in eval, assigned, copied and pickled.
-
-Note [Eval cache]
-The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it came from.
-
-On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy. Comparing
-contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing
-a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. A stale weight cannot be served.
-
-Accelerators would have to be waited for at each call, and their work could not be captured in a graph. There the weight is
-served while the raw parameters are the same memory, of the same version. So it notices
-- all operators that write to the parameters themselves: optimizer steps, `copy_`, EMA and SWA updates, `nn.init`;
-- other memory: `.to()`, `.data = …`, `swap_tensors`, `load_state_dict(assign=True)`;
-- `train()`, `eval()` and `load_state_dict`, which forget the weight, as each call that wants gradients does (the step that
-  follows may write without a new version: shards that are gathered anew),
-and does not notice
-- operators that write to `parameter.data` or to other memory that overlaps: `parameter.data.add_(1)`;
-- what writes below torch: replays of captured graphs that step the optimizer, kernels of your own, collectives that
-  preserve versions.
-After such edits call `eval()` once. A graph that was captured in eval holds the weight of its capture.
-
-The weight itself is not compared, only its version counter: what was served is not to be edited through `.data`.
-Deployment that wants no check at all removes the parametrization.
+"""How a kernel becomes the `weight` of a layer: built when needed, kept in eval (`eval_cache.py`), assigned, copied.
 
 Note [Precision]
 Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype, autocast and the settings
@@ -40,9 +18,7 @@ unpickled module) starts from the class as written and gets a fresh class of its
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 from collections.abc import Callable, Hashable
 from copy import deepcopy
 from functools import partial
@@ -53,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError, ShapeError
+from orthogonium.layers.eval_cache import Kept
 from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.precision import full_precision, has_values, waits
@@ -60,47 +37,13 @@ from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel
 
-_memcmp = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype on the CPU are equal; bit by bit, where libc is fastest."""
-    if not (a.is_contiguous() and b.is_contiguous()):
-        return torch.equal(a, b)
-    return _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
 
 
 def standard_strides(x: Tensor) -> Tensor:
     """Axes of size 1 may have any stride and still count as contiguous; torch 2.13 then convolves out of bounds."""
     standard = [math.prod(x.shape[i + 1 :]) for i in range(x.dim())]
     return x if list(x.stride()) == standard else x.clone(memory_format=torch.contiguous_format)
-
-
-class Kept:
-    """A weight, and what it was built from."""
-
-    def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
-        # Outside inference mode, so that the version counter of the weight exists.
-        with torch.inference_mode(False), torch.no_grad():
-            # Memory that is referred to here is not given to others.
-            self.seen = tuple(p.detach() if waits(p) else p.detach().clone() for p in raw)
-            self.weight = build(self.seen)
-        self.version, self.raw_versions = self.weight._version, [q._version for q in self.seen]
-
-    def is_current(self, raw: tuple[Tensor, ...]) -> bool:
-        """Whether the weight is as it was built, from these raw parameters. Note [Eval cache]."""
-        same = map(self._is_same, raw, self.seen, self.raw_versions)
-        return self.weight._version == self.version and all(same)
-
-    @staticmethod
-    def _is_same(p: Tensor, q: Tensor, version: int) -> bool:
-        if p.shape != q.shape or p.dtype != q.dtype or p.device != q.device:
-            return False
-        if waits(p):
-            return p.data_ptr() == q.data_ptr() and p.stride() == q.stride() and p._version == version
-        return same_values(p, q)
 
 
 class Constraint(nn.Module):

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import orthogonium.kernels.loudest
-import orthogonium.layers.parametrization
-import orthogonium.linalg.precision
-from orthogonium.layers import OrthoLinear
+from orthogonium.kernels import loudest
+from orthogonium.layers import OrthoLinear, eval_cache, parametrization
+from orthogonium.linalg import precision
 from tests.contracts.test_contracts import (
     _double_data,
     _double_in_place,
@@ -46,7 +45,7 @@ class NoWaiting(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch):
-    for module in (orthogonium.linalg.precision, orthogonium.layers.parametrization, orthogonium.kernels.loudest):
+    for module in (precision, eval_cache, parametrization, loudest):
         monkeypatch.setattr(module, "waits", lambda x: True)
 
 

@@ -119,3 +119,29 @@ class MLP(nn.Module):
         x = F.dropout(x, 0.2, training=self.training)
         x = torch.relu(self.fc2(x))
         return F.softmax(self.fc3(x), dim=1)
+
+
+class Everything(nn.Module):
+    """Calls in forward, shared modules, in-place sums, nested lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(
+            [nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, padding_mode="circular")]
+        )
+        self.act, self.pool = nn.ReLU(), nn.AvgPool2d(2)
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.odd = nn.Linear(24, 7)
+        self.offset = nn.Parameter(torch.zeros(7))
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x):
+        x = self.act(self.convs[0](x))
+        y = self.act(self.convs[1](x))
+        y += F.gelu(self.depthwise(x))
+        x = self.pool(torch.cat((x, y), 1)).mean(dim=3)
+        x = torch.add(x, 1.0)
+        a, b = x.chunk(2, dim=1)
+        x = F.leaky_relu(a.add(b), 0.1).flatten(1)
+        x = F.elu(self.odd(x)) + self.offset
+        return F.log_softmax(self.head(F.dropout(x, 0.5, self.training)), dim=-1)
