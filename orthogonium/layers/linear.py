@@ -21,6 +21,7 @@ from orthogonium.linalg.products import products_are_rounded
 from orthogonium.linalg.triangular import BatchedCholeskyOrthogonalization
 from orthogonium.methods.aol import AlmostOrthogonalKernel
 from orthogonium.methods.batches import kind
+from orthogonium.methods.kernel import Device
 from orthogonium.methods.rko import OrthogonalMatrix
 from orthogonium.methods.spectral import UnitBall, UnitRows
 
@@ -31,18 +32,18 @@ _FEWEST_NUMBERS = 2**16  # of a weight: with fewer, operators cost more than the
 
 class _ConstrainedLinear(Constrained, nn.Linear):
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        self, in_features: int, out_features: int, bias: bool, device: Device, dtype: torch.dtype | None
     ) -> None:
         if in_features < 1 or out_features < 1:
             raise ParameterError(
                 f"{type(self).__name__} needs at least one input and one output, got {in_features}→{out_features}."
             )
         super().__init__(in_features, out_features, bias, device, dtype)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """No singular value exceeds `lipschitz`."""
+        return Guarantee("lipschitz", self.lipschitz)
 
     def inverse(self) -> Inverse:
         """The module that undoes this one, `x = Wᵀ(y − b) / lipschitz²`, with the same parameters. See `inverse`."""
@@ -98,7 +99,7 @@ class OrthoLinear(_ConstrainedLinear):
         out_features: int,
         bias: bool = True,
         ortho_params: OrthoParams = DEFAULT_ORTHO_PARAMS,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
     ) -> None:
@@ -159,7 +160,7 @@ class UnitNormLinear(_ConstrainedLinear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
     ) -> None:
@@ -188,7 +189,7 @@ class SpectralLinear(_ConstrainedLinear):
         out_features: int,
         bias: bool = True,
         niter: int = 5,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
     ) -> None:
@@ -196,11 +197,6 @@ class SpectralLinear(_ConstrainedLinear):
             raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
         super().__init__(in_features, out_features, bias, device, dtype)
         constrain(self, UnitBall((out_features, in_features), niter), lipschitz)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """No singular value exceeds `lipschitz`."""
-        return Guarantee("lipschitz", self.lipschitz)
 
 
 class AOLLinear(_ConstrainedLinear):
@@ -222,7 +218,7 @@ class AOLLinear(_ConstrainedLinear):
         out_features: int,
         bias: bool = True,
         niter: int = 1,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
     ) -> None:
@@ -230,8 +226,3 @@ class AOLLinear(_ConstrainedLinear):
         # A matrix is a kernel without axes.
         kernel = AlmostOrthogonalKernel(ConvGeometry.of(0, in_features, out_features, ()), niter)
         constrain(self, kernel, lipschitz)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """No singular value exceeds `lipschitz`."""
-        return Guarantee("lipschitz", self.lipschitz)

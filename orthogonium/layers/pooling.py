@@ -91,6 +91,11 @@ class _WindowPool(nn.Module):
 
     dims: int
 
+    def __init_subclass__(cls, dims: int | None = None) -> None:
+        super().__init_subclass__()
+        if dims is not None:
+            cls.dims = dims
+
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__()
         name = type(self).__name__
@@ -238,55 +243,37 @@ class ScaledMaxPool(_WindowPool):
         return ", ".join([super().extra_repr(), *extra, *(["ceil_mode=True"] if self.ceil_mode else [])])
 
 
-class ScaledAvgPool1d(ScaledAvgPool):
+class ScaledAvgPool1d(ScaledAvgPool, dims=1):
     """`ScaledAvgPool` of sequences (n, c, w)."""
 
-    dims = 1
 
-
-class ScaledAvgPool2d(ScaledAvgPool):
+class ScaledAvgPool2d(ScaledAvgPool, dims=2):
     """`ScaledAvgPool` of images (n, c, h, w)."""
 
-    dims = 2
 
-
-class ScaledAvgPool3d(ScaledAvgPool):
+class ScaledAvgPool3d(ScaledAvgPool, dims=3):
     """`ScaledAvgPool` of volumes (n, c, t, h, w)."""
 
-    dims = 3
 
-
-class L2NormPool1d(L2NormPool):
+class L2NormPool1d(L2NormPool, dims=1):
     """`L2NormPool` of sequences (n, c, w)."""
 
-    dims = 1
 
-
-class L2NormPool2d(L2NormPool):
+class L2NormPool2d(L2NormPool, dims=2):
     """`L2NormPool` of images (n, c, h, w)."""
 
-    dims = 2
 
-
-class L2NormPool3d(L2NormPool):
+class L2NormPool3d(L2NormPool, dims=3):
     """`L2NormPool` of volumes (n, c, t, h, w)."""
 
-    dims = 3
 
-
-class ScaledMaxPool1d(ScaledMaxPool):
+class ScaledMaxPool1d(ScaledMaxPool, dims=1):
     """`ScaledMaxPool` of sequences (n, c, w)."""
 
-    dims = 1
 
-
-class ScaledMaxPool2d(ScaledMaxPool):
+class ScaledMaxPool2d(ScaledMaxPool, dims=2):
     """`ScaledMaxPool` of images (n, c, h, w)."""
 
-    dims = 2
 
-
-class ScaledMaxPool3d(ScaledMaxPool):
+class ScaledMaxPool3d(ScaledMaxPool, dims=3):
     """`ScaledMaxPool` of volumes (n, c, t, h, w)."""
-
-    dims = 3

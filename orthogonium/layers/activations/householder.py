@@ -85,20 +85,22 @@ class _HouseHolder(nn.Module):
     """Trainable angles for half the channels."""
 
     guarantee = ISOMETRY
+    angles: tuple[int, ...] = ()  # of a pair of channels
 
+    @also_named(in_channels="channels")
     def __init__(
         self,
         channels: int,
-        axis: int,
-        angles: tuple[int, ...],
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        axis: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_channels(channels, type(self).__name__, even=True)
         self.channels = channels
         self.axis = axis
-        self.theta = nn.Parameter(torch.empty(*angles, channels // 2, device=device, dtype=dtype))
+        self.theta = nn.Parameter(torch.empty(*self.angles, channels // 2, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -130,17 +132,6 @@ class HouseHolder(_HouseHolder):
             [1., 4.]], grad_fn=...)
     """
 
-    @also_named(in_channels="channels")
-    def __init__(
-        self,
-        channels: int,
-        axis: int = 1,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(channels, axis, (), device, dtype)
-
     def reset_parameters(self) -> None:
         """θ = π/2."""
         nn.init.constant_(self.theta, math.pi / 2)
@@ -171,16 +162,7 @@ class HouseHolder_Order_2(_HouseHolder):  # the published name
     True
     """
 
-    @also_named(in_channels="channels")
-    def __init__(
-        self,
-        channels: int,
-        axis: int = 1,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(channels, axis, (3,), device, dtype)
+    angles = (3,)
 
     def reset_parameters(self) -> None:
         """Uniform in [0, π]."""
