@@ -51,7 +51,7 @@ class Kept:
     def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
         # Outside inference mode, so that the version counter of the weight exists.
         with torch.inference_mode(False), torch.no_grad():
-            # Memory that is referred to here is not given to others.
+            # Held here, memory is not given to other tensors: on accelerators equal addresses mean the same parameters.
             self.seen = tuple(p.detach() if waits(p) else p.detach().clone() for p in raw)
             self.weight = build(self.seen)
         self.version, self.raw_versions = self.weight._version, [q._version for q in self.seen]

@@ -130,7 +130,7 @@ class OrthoLinear(_ConstrainedLinear):
             return False
         if constraint.keeps(source[1]) or constraint.supplied(source[1]) is not None:
             return False
-        # Errors are those of the product with the weight.
+        # What torch refuses takes the way of the weight, where torch says so.
         tensors = (raw, x) if self.bias is None else (raw, x, self.bias)
         fits = x.dim() > 0 and x.shape[-1] == self.in_features and raw.dtype.itemsize >= 4
         return fits and len({(t.dtype, t.device) for t in tensors}) == 1

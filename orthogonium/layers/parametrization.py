@@ -75,7 +75,10 @@ class Constraint(nn.Module):
     def kept_or_built(
         self, raw: tuple[Tensor, ...], what: Hashable = None, by: Callable[..., Any] | None = None
     ) -> Tensor:
-        """The weight of these raw parameters; if not that of the kernel as it is, `what` names it and `by` builds it."""
+        """The weight of these raw parameters, kept where that is possible.
+
+        Kernels with several weights (one for each image size) name the one they want, `what`, and what builds it, `by`.
+        """
         if not self.keeps(raw):
             self._forget(raw)
             return self.build(raw, by)
@@ -106,7 +109,7 @@ class Constraint(nn.Module):
             self._kept = None
 
     def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
-        """Note [Precision]. The kernels of a block are one vector. `by` is what builds, if not the kernel as it is."""
+        """The weight, by the kernel or else `by` what is given; kernels of a block in one vector. Note [Precision]."""
 
         def build(*raw: Tensor) -> Any:
             return self._scale((by or self.kernel.build)(*raw))

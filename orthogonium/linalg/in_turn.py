@@ -8,8 +8,8 @@ columns. With `P = Ȳ L⁻¹` for an upstream gradient Ȳ and S the symmetric ma
 
     ∇x = P X,    ∇X = Pᵀ x − L⁻ᵀ S L⁻¹ X.
 
-That is Gram–Schmidt in one pass, good for the matrices that one is enough for (Note [Passes] of `triangular.py`), which is
-looked at: on processors only.
+That is Gram–Schmidt in one pass, for the matrices that one is enough for (Note [Passes] of `triangular.py`). Whether it is
+enough is measured, which is free on CPUs only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 512
 
 
 def _gram_above(raw: Tensor) -> Tensor:  # (r, c) → (r, r)
-    """`XXᵀ` on and above the diagonal, which is all that the Cholesky factorization reads; below, zeros where blocks are."""
+    """`XXᵀ` on and above the diagonal, which is all that the Cholesky factorization reads."""
     if len(raw) <= _ROWS_AT_ONCE:
         return raw @ raw.mT
     gram = raw.new_zeros(len(raw), len(raw))

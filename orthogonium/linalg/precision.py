@@ -1,4 +1,4 @@
-"""Where and how the algorithms run: in float32 or better, and with a look at the values only where there are values."""
+"""Where and how the algorithms run: in float32 or better, and reading values only where that is possible and free."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _to(result: Result, dtype: torch.dtype) -> Result:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Whether tensors are values to look at and no more: not in compilers and transforms, nor meta, fake, dual, batched."""
+    """Whether values can be read: not in compilers and transforms, nor of meta, fake, dual or batched tensors."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
@@ -99,7 +99,7 @@ def float64_is_cheap(x: Tensor) -> bool:
 
 
 def waits(x: Tensor) -> bool:
-    """Whether to look at values means to wait for a device, and to break the capture of its work."""
+    """Whether reading values of `x` makes the host wait for a device, and breaks the capture of its work."""
     return x.device.type != "cpu"
 
 
@@ -139,7 +139,7 @@ def check_shape(weight_shape: tuple[int, ...], name: str) -> tuple[int, ...]:
 
 
 def may_look(w: Tensor) -> bool:
-    """Whether there are values, which can be looked at without waiting."""
+    """Whether values of `w` can be read, without waiting for a device."""
     return has_values(w) and not waits(w)
 
 

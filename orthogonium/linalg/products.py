@@ -1,7 +1,7 @@
 """Products of float32 matrices in float32, whatever torch has been allowed to make of them.
 
 Note [Products]
-`torch.set_float32_matmul_precision("high")`, `allow_tf32` and `fp32_precision` let processors round the factors of a product
+`torch.set_float32_matmul_precision("high")`, `allow_tf32` and `fp32_precision` let hardware round the factors of a product
 to 10 bits (TF32) or 7 bits (bfloat16). A matrix that was orthogonal to 1e-7 then is to 1e-3. So the arithmetic of
 constraints turns these settings off and puts them back, also after an exception:
 

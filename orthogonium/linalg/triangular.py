@@ -14,7 +14,7 @@ A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to
 zero), and what it takes from the other directions is given back in the later passes.
 
 Note [Passes]
-A processor looks at what a pass leaves. Without a shift one is enough for κ ≤ 6 or so, which is what training makes of most
+On CPUs, what a pass leaves is measured. Without a shift one is enough for κ ≤ 6 or so, which is what training makes of most
 matrices that are not square (of the CIFAR-10 network that comes with the library: of all but one). A second one is exact to
 a few eps if the first left 4e-3 at most. However orthonormal W is, it is off by κ·eps/10 from the factor of X, and so are
 gradients. Hence what needs more in float32 starts again in float64. There more means shifted passes, up to four. No singular
@@ -65,7 +65,7 @@ from orthogonium.linalg.precision import (
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
 ENOUGH = 16.0  # what the last pass may leave, in units of eps
-_LITTLE = 4e-3  # what the second to last may leave in float32, for gradients that are good to 1e-5, and in float64
+_LITTLE = 4e-3  # what the pass before the last may leave; in float32, gradients are then good to 1e-5
 
 Factorization: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # W, Lᵀ, s with X = s·LW; None for s = 1
 Algorithm: TypeAlias = Callable[[Tensor], Factorization]  # (b, r, c) → (b, r, c), (b, r, r), any shape for s
@@ -90,7 +90,7 @@ def _passes(x: Tensor) -> Factorization:
         return _shifted_passes(x, _BLIND_PASSES)
     w, upper = _cholesky_rows(x, torch.bmm(x, x.mT))
     left = _deviation(w)
-    if not left <= _LITTLE:  # perhaps it is not a number: a Gram matrix that overflows, or is not positive
+    if not left <= _LITTLE:  # also where it is NaN: the Gram matrix overflows, or is not positive
         return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
     if left > ENOUGH * torch.finfo(x.dtype).eps:
         w, factor = _cholesky_rows(w, torch.bmm(w, w.mT))

@@ -7,8 +7,8 @@ first follow Delattre et al. (2023), "Efficient bound of Lipschitz constant for 
 Note [Kinks]
 Layers start next to orthogonal kernels, whose Gram kernel is zero but for its diagonal: next to the kinks of |G|. There the
 gradient is made of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign of a thousand wrong, and
-the gradient by 1e-2. So processors compute the diagonal in float64. Accelerators do not, where that may take 64 times as
-long: what they get is a subgradient of a kernel that is as close as rounding.
+the gradient by 1e-2. So CPUs compute the diagonal in float64. Accelerators, where that may take 64 times as long, do
+not: their gradient is a subgradient at a kernel next to this one, as close as rounding.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     # Half precision would round each factor, other memory formats would be lost.
     if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():
         return False
-    # Errors are those of the convolution with the weight.
+    # What torch refuses takes the way of the weight, where torch says so.
     if layer.bias is not None and layer.bias.dtype != x.dtype:
         return False
     dims, border = layer.dims, layer.border
