@@ -110,23 +110,19 @@ class Constraint(nn.Module):
 
     def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
         """The weight, by the kernel or else `by` what is given; kernels of a block in one vector. Note [Precision]."""
-
-        def build(*raw: Tensor) -> Any:
-            return self._scale((by or self.kernel.build)(*raw))
-
-        built = full_precision(build)(*raw)
-        return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten() for t in built]))
+        return self._built(by or self.kernel.build, raw, 0)
 
     def build_stacked(self, *raw: Tensor) -> Tensor:  # (n, …) each → (n, …)
         """The weights of n stacked sets of raw parameters, in one go. Note [Batches] of `methods/batches.py`."""
+        return self._built(partial(build_stacked, self.kernel), raw, 1)
 
-        def build(*raw: Tensor) -> Any:
-            return self._scale(build_stacked(self.kernel, *raw))
+    def _built(self, by: Callable[..., Any], raw: tuple[Tensor, ...], first: int) -> Tensor:
+        built = full_precision(lambda *raw: self._scale(by(*raw)))(*raw)
+        if not isinstance(built, Tensor):  # those of a block, from the axis `first` on
+            built = torch.cat([t.flatten(first) for t in built], first)
+        return standard_strides(built)
 
-        built = full_precision(build)(*raw)
-        return standard_strides(built if isinstance(built, Tensor) else torch.cat([t.flatten(1) for t in built], 1))
-
-    def _scale(self, built: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    def _scale(self, built: Any) -> Any:  # a kernel, or those of a block
         """What the kernel builds, with the constant of the layer. Note [Constants]."""
         if self.lipschitz == 1:
             return built
