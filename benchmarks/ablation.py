@@ -1,7 +1,8 @@
 """What each fast path gains: a whole network with all of them, against the same network without one.
 
-Run with `.venv/bin/python -m benchmarks.ablation`. A path that gains less than 5% is not worth its lines. What counts is the
-processor time of one thread, which other processes hardly change (on another device, time); both networks take turns.
+Run with `.venv/bin/python -m benchmarks.ablation`. A path that gains less than 5% is not worth its lines. What counts
+is the processor time of one thread, which other processes hardly change (on another device, time); both networks take
+turns.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Every model at the size of ImageNet: 224×224 pixels, 1000 classes.
 
 Run with `.venv/bin/python -m benchmarks.imagenet_size` (or with the names of some models). A training step (forward,
-backward and Adam) is timed at batch 4 and at batch 8. The difference is what four images cost; what is left of the first
-is fixed: the building of constrained weights, and the optimizer.
+backward and Adam) is timed at batch 4 and at batch 8. The difference is what four images cost; what is left of the
+first is fixed: the building of constrained weights, and the optimizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONG = 20.0  # seconds that the calls for one model may take, but for one of eac
 
 
 def fastest(steps: list[Callable[[], None]]) -> list[float]:
-    """Seconds of the fastest of some calls of each, in turns, after one that warms up; of fewer where they take long."""
+    """Seconds of the fastest of some calls of each, in turns, after one that warms up; of fewer if they take long."""
     begin, rounds = time.perf_counter(), []
     while len(rounds) <= ROUNDS and (len(rounds) < 2 or time.perf_counter() - begin < LONG):
         rounds.append([])

@@ -1,7 +1,7 @@
 """A training step of one convolution beside those of other libraries, and the singular values it ends with.
 
-Run with `.venv/bin/python -m benchmarks.peers`. deel-torchlip and the published library are installed into folders of their
-own.
+Run with `.venv/bin/python -m benchmarks.peers`. deel-torchlip and the published library are installed into folders of
+their own.
 σ is that of the matrix of the layer on images of 12×12 pixels with 8 channels, after 20 training steps.
 """
 

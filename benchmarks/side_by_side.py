@@ -1,7 +1,7 @@
 """Time several contestants in one run, in turns, so that a busy machine slows all of them alike.
 
-A contestant is a function that sets up its case and returns the function to time. Ours live in one process, those of the
-published library (`.peer`), which has the same package name, in another.
+A contestant is a function that sets up its case and returns the function to time. Ours live in one process, those of
+the published library (`.peer`), which has the same package name, in another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PEERS = {
     "geotorch": ("geotorch", ROOT / ".geotorch"),
     "deel": ("deel-torchlip", ROOT / ".deel-torchlip"),
 }
-# By default glibc may return large blocks to the system at every call, by chance: page faults cost up to a third of a step.
+# By default glibc may return large blocks to the system at every call, by chance: page faults cost up to a third of a
+# step.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 HEATS = 4
 NOT_INSTALLED = 3  # exit code of a benchmark whose peer is not to be had

@@ -1,9 +1,10 @@
-"""Convolutions divided by their spectral norm: σ_max of what they do to images, and seconds for a build and its derivative.
+"""Convolutions divided by their spectral norm: σ_max of what they do to images, seconds of a build with derivative.
 
     python -m benchmarks.spectral_norms [--threads 1] [--channels 16 64 128]
 
 σ_max is the largest singular value of the matrix of the wrapped convolution on images of 12×12 pixels, after 50 power
-iterations of `torch.nn.utils.parametrizations.spectral_norm`, as it is made, filled with ones, and after 20 training steps.
+iterations of `torch.nn.utils.parametrizations.spectral_norm`, as it is made, filled with ones, and after 20 training
+steps.
 """
 
 import argparse

@@ -128,7 +128,8 @@ for step in tqdm(range(steps + 1), "generator"):
     schedule.step()
 two_samples = exact_distance(ring(256), ring(256))  # what even a perfect generator has, as clouds are finite
 print(
-    f"exact distance of the generator: {distances[0]:.3f} → {distances[-1]:.3f}; of the data to itself: {two_samples:.3f}"
+    f"exact distance of the generator: {distances[0]:.3f} → {distances[-1]:.3f}; of the data to itself: "
+    f"{two_samples:.3f}"
 )
 assert distances[-1] < (1 if QUICK else 0.35) * distances[0]
 

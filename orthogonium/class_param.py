@@ -9,8 +9,9 @@ from typing import Any
 class ClassParam:
     """Partial application that a reader can print, and a log can hold: `ClassParam(nn.Conv2d, bias=False)(3, 8, 3)`.
 
-    Positional arguments of the call replace the first stored ones: `ClassParam(nn.LPPool2d, 2, 2)(1)` has norm 1, kernel 2.
-    Keywords of the call win over stored ones. Without a constructor it makes identities, whatever it is called with.
+    Positional arguments of the call replace the first stored ones: `ClassParam(nn.LPPool2d, 2, 2)(1)` has norm 1,
+    kernel 2. Keywords of the call win over stored ones. Without a constructor it makes identities, whatever it is
+    called with.
 
     >>> from torch import nn
     >>> conv = ClassParam(nn.Conv2d, 3, 8, bias=False)

@@ -48,8 +48,9 @@ class _CertifiedMetric(Metric):
         found = check_last_linear_layer_type(model)
         if found == "unknown":
             raise ParameterError(
-                f"{type(self).__name__}: the head of the model is none of OrthoLinear, SpectralLinear and UnitNormLinear. "
-                "Pass last_layer_type='global' or 'classwise' if you know it, or head_weight with each batch."
+                f"{type(self).__name__}: the head of the model is none of OrthoLinear, SpectralLinear and "
+                "UnitNormLinear. Pass last_layer_type='global' or 'classwise' if you know it, or head_weight with each "
+                "batch."
             )
         return found
 
@@ -57,8 +58,8 @@ class _CertifiedMetric(Metric):
         if self.assumed and head_weight is None:
             self.assumed = False  # said once
             warn(
-                f"{type(self).__name__} was not told the head of the network and assumes 'classwise', rows of norm 1 behind "
-                f"{self.L:.4g}-Lipschitz features. Pass last_layer_type: 'global', 'classwise' or the model.",
+                f"{type(self).__name__} was not told the head of the network and assumes 'classwise', rows of norm 1 "
+                f"behind {self.L:.4g}-Lipschitz features. Pass last_layer_type: 'global', 'classwise' or the model.",
                 GuaranteeWarning,
             )
         head = self.last_layer_type if head_weight is None else head_weight
@@ -74,8 +75,8 @@ class CertifiedAccuracy(_CertifiedMetric):
 
     Args:
         eps: one radius, or several.
-        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is looked
-            up. Nothing assumes "classwise", with a warning.
+        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is
+            looked up. Nothing assumes "classwise", with a warning.
         L: Lipschitz constant of the network; with a head weight: of everything before the head.
         metric_options: options of `torchmetrics.Metric`.
 
@@ -120,8 +121,8 @@ class MeanCertifiedRadius(_CertifiedMetric):
     """Mean certified l2 radius over all samples, where a wrong prediction counts as 0 (average certified radius).
 
     Args:
-        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is looked
-            up. Nothing assumes "classwise", with a warning.
+        last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is
+            looked up. Nothing assumes "classwise", with a warning.
         L: Lipschitz constant of the network; with a head weight: of everything before the head.
         metric_options: options of `torchmetrics.Metric`.
 

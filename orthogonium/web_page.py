@@ -74,7 +74,8 @@ tbody th { font-weight: 500; background: var(--paper); }
 tr.warn th { background: var(--warn); }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 tr.warn { background: var(--warn); }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); gap: .75rem; padding: 0; margin: 0;
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.6rem, 1fr)); gap: .75rem;
+  padding: 0; margin: 0;
   list-style: none; }
 .samples.fooled { grid-template-columns: repeat(auto-fill, minmax(min(100%, 15.5rem), 1fr)); gap: 1rem 1.25rem; }
 .samples.fooled .images { display: grid; grid-template-columns: repeat(3, 1fr); gap: .3rem; }

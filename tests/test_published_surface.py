@@ -7,8 +7,8 @@ import pytest
 import torch
 
 CONV = (
-    "in_channels out_channels kernel_size stride=1 padding='same' dilation=1 groups=1 bias=True padding_mode='circular' "
-    "ortho_params"
+    "in_channels out_channels kernel_size stride=1 padding='same' dilation=1 groups=1 bias=True "
+    "padding_mode='circular' ortho_params"
 )
 TRANSPOSE = (
     "in_channels out_channels kernel_size stride=1 padding=0 output_padding=0 groups=1 bias=True dilation=1 "
@@ -50,13 +50,16 @@ SURFACE = {
         "SDPBasedLipschitzDense": "in_features out_features inner_dim",
         "SLLxAOCLipschitzResBlock": "cin cout inner_dim_factor kernel_size=3 stride=2 groups=1",
         "AOCLipschitzResBlock": (
-            "in_channels inner_dim_factor kernel_size dilation=1 groups=1 bias=True padding_mode='circular' ortho_params"
+            "in_channels inner_dim_factor kernel_size dilation=1 groups=1 bias=True padding_mode='circular' "
+            "ortho_params"
         ),
     },
     "orthogonium.layers.conv.singular_values": {
         "get_conv_sv": "layer n_iter agg_groups=True return_stab_rank=True device=None detach=True imsize=None"
     },
-    "orthogonium.layers.conv.init": {"conv_orthogonal_": "tensor stride=1 groups=1 gain=1.0 ortho_params generator=None"},
+    "orthogonium.layers.conv.init": {
+        "conv_orthogonal_": "tensor stride=1 groups=1 gain=1.0 ortho_params generator=None"
+    },
     "orthogonium.layers.linear": {
         "OrthoLinear": "in_features out_features bias=True ortho_params",
         "UnitNormLinear": "in_features out_features bias=True",
@@ -127,8 +130,8 @@ SURFACE = {
     },
     "orthogonium.legacy.block_ortho_conv": {
         "BCOP": (
-            "in_channels out_channels kernel_size stride=1 padding=None padding_mode='circular' bias=True bjorck_beta=0.5 "
-            "bjorck_iters bjorck_order=1 power_iteration_scaling=True"
+            "in_channels out_channels kernel_size stride=1 padding=None padding_mode='circular' bias=True "
+            "bjorck_beta=0.5 bjorck_iters bjorck_order=1 power_iteration_scaling=True"
         )
     },
     "orthogonium.legacy.skew_ortho_conv": {"SOC": ""},

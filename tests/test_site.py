@@ -47,7 +47,7 @@ def test_every_error_is_on_a_page(entries):
 
 
 def test_no_entry_is_hidden_by_a_module_of_its_name():
-    """mkdocstrings reads files: `orthogonium.layers.freeze` is the file, `orthogonium.layers.freeze.freeze` the function."""
+    """mkdocstrings reads files: `orthogonium.layers.freeze` is a file, `….freeze.freeze` the function."""
     folder = Path(orthogonium.__file__).parents[1]
     assert not [path for path in _paths() if folder.joinpath(*path.split(".")).with_suffix(".py").exists()]
 

@@ -1,7 +1,7 @@
-"""`python docs/tools/method_pages.py` writes what `METHODS` knows into the pages of methods and the table of `choosing.md`.
+"""`python docs/tools/method_pages.py` writes what `METHODS` knows into the pages of methods and `choosing.md`.
 
-Facts stand between `<!-- facts -->` and `<!-- end of facts -->`. The rest is written by hand; its line "In short: …" is the
-last column of the table.
+Facts stand between `<!-- facts -->` and `<!-- end of facts -->`. The rest is written by hand; its line "In short: …" is
+the last column of the table.
 """
 
 import re

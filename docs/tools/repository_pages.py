@@ -1,7 +1,7 @@
-"""Files of the repository as pages of the site: a page whose metadata say `repository_file: CHANGELOG.md` shows that file.
+"""Files of the repository as pages of the site: one whose metadata say `repository_file: CHANGELOG.md` shows it.
 
-Their links are meant for readers of the repository. Those to pages of the site lead there, all others to the repository.
-Other pages name tables of `benchmarks/README.md` that they show: `<!-- benchmark network -->`.
+Their links are meant for readers of the repository. Those to pages of the site lead there, all others to the
+repository. Other pages name tables of `benchmarks/README.md` that they show: `<!-- benchmark network -->`.
 """
 
 import posixpath

@@ -1,6 +1,6 @@
 """What mkdocstrings shows of our code: examples as blocks of code, and functions that are made by functions.
 
-Our docstrings end in `>>>` lines without a heading, which Markdown would take for nested quotations. Before a docstring is
+Our docstrings end in `>>>` lines without a heading, which Markdown would take for nested quotations. Before one is
 parsed, each run of them, up to the next blank line, is put into a fence.
 
 Layers by the name of their method (`LipschitzConv2d = _convolution(2, …)`) are functions whose source shows neither

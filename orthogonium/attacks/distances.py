@@ -56,7 +56,7 @@ def inner_radii(
     images: Tensor,  # (n, …)
     radii: Tensor,  # (n,)
 ) -> Tensor:  # (n, 1, …)
-    """Radii in the dtype of the images, smaller by what the rounding of x + δ may add, so that no point lies outside."""
+    """Radii in the dtype of the images, less what the rounding of x + δ may add, so that no point lies outside."""
     rounding = 4 * torch.finfo(images.dtype).eps
     size = distances(images, torch.zeros_like(images))
     inner = (radii * (1 - rounding) - rounding * size).clamp_min(0)

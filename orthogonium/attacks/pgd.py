@@ -2,10 +2,10 @@
 
 Note [Where the search looks]
 The first descent starts at the input and descends the margin over all other classes, which may waver between them. The
-next ones start at random points of the sphere and head for one class each, by falling logit at the input: there the margin
-over one class is descended. Steps go along the normalized gradient, so that no scale of logits can hide it, half a radius
-long at first and ever shorter; where the gradient vanishes they go anywhere. A point counts as soon as it is passed, and
-after the search it is drawn back towards the input by bisection while it stays adversarial.
+next ones start at random points of the sphere and head for one class each, by falling logit at the input: there the
+margin over one class is descended. Steps go along the normalized gradient, so that no scale of logits can hide it, half
+a radius long at first and ever shorter; where the gradient vanishes they go anywhere. A point counts as soon as it is
+passed, and after the search it is drawn back towards the input by bisection while it stays adversarial.
 """
 
 from __future__ import annotations

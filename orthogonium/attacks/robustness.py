@@ -126,9 +126,9 @@ def break_certificates(
 ) -> AttackedCertificates:
     """Attack every input inside its own certified radius: of a valid certificate none is broken.
 
-    An input counts as broken only if the point found, at a distance computed in float64 and smaller than `fraction` times
-    the radius, is of another class when the model is called on it again. Inputs that are not of their class and yet
-    have a radius > 0 are broken at distance 0.
+    An input counts as broken only if the point found, at a distance computed in float64 and smaller than `fraction`
+    times the radius, is of another class when the model is called on it again. Inputs that are not of their class and
+    yet have a radius > 0 are broken at distance 0.
 
     Args:
         model: from inputs to logits (n, classes), in eval mode.

@@ -1,15 +1,15 @@
 """The weights of a whole network: which there are, which of them are built in one batch, and that some may stay unused.
 
 Note [What pays]
-Operators of torch cost 5 to 10 µs each on a processor, so that small kernels gain most from a batch: 32 of 16 channels are
-built 15 times as fast together as one by one, those of 256 channels take as long either way, and are not worth the copy.
-On an accelerator each launch of a kernel costs about as much, while the arithmetic is faster by far: there all that are
-equal are built together.
+Operators of torch cost 5 to 10 µs each on a processor, so that small kernels gain most from a batch: 32 of 16 channels
+are built 15 times as fast together as one by one, those of 256 channels take as long either way, and are not worth the
+copy. On an accelerator each launch of a kernel costs about as much, while the arithmetic is faster by far: there all
+that are equal are built together.
 
 Note [Unused weights]
-A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers pass over, not zeros, by which
-momentum and decay would still move them. In a batch torch would fill up with zeros. So the functions at both ends of a batch
-share a list of the weights that got a gradient.
+A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers pass over, not zeros, by
+which momentum and decay would still move them. In a batch torch would fill up with zeros. So the functions at both ends
+of a batch share a list of the weights that got a gradient.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Supply:
         self.is_open = True
 
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
-        """The weight of these raw parameters; None of others than it was built from, of which layers build as always."""
+        """The weight of these raw parameters; None for others than it was built from, which layers build as always."""
         raise NotImplementedError
 
     def is_of(self, raw: tuple[Tensor, ...]) -> bool:

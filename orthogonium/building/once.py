@@ -1,13 +1,13 @@
 """`build_once`: each constrained weight of a model is built a single time, whatever number of passes run.
 
 Note [One build]
-Inside of the block, layers are given their weights as leaves of the graph, on which the gradients of all passes add up. By
-linearity one backward pass through the builds, at the end of the block, gives raw parameters the sum of the gradients that
-they would have got from each pass: `Σ_i J_buildᵀ ∂L_i/∂W = J_buildᵀ Σ_i ∂L_i/∂W`.
+Inside of the block, layers are given their weights as leaves of the graph, on which the gradients of all passes add up.
+By linearity one backward pass through the builds, at the end of the block, gives raw parameters the sum of the
+gradients that they would have got from each pass: `Σ_i J_buildᵀ ∂L_i/∂W = J_buildᵀ Σ_i ∂L_i/∂W`.
 
 Whatever would make a weight wrong is an error: raw parameters or weights that are written to inside of the block, and
-backward passes after it. From other tensors than the raw parameters of the model (`torch.func.functional_call`, replicas on
-other devices, parameters that were exchanged) weights are built as always.
+backward passes after it. From other tensors than the raw parameters of the model (`torch.func.functional_call`,
+replicas on other devices, parameters that were exchanged) weights are built as always.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class _Leaf(Supply):
         changed = [state(p) for p in (*self.raw, self.weight)] != self.states
         if changed or (at_end and any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))):
             raise DerivativeError(
-                "Inside of build_once, a raw parameter of a constrained layer or its weight was changed (an optimizer's "
-                "step, load_state_dict, .to(), requires_grad_, an edit in place or of .data): weights were built when the "
-                "block began. End the block first."
+                "Inside of build_once, a raw parameter of a constrained layer or its weight was changed (an "
+                "optimizer's step, load_state_dict, .to(), requires_grad_, an edit in place or of .data): weights were "
+                "built when the block began. End the block first."
             )
 
     def _check_open(self, grad: Tensor) -> None:
@@ -84,9 +84,9 @@ def _refuse_unused() -> None:
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if ddp is not None and ddp.find_unused_parameters:
         raise ParameterError(
-            "build_once inside of DistributedDataParallel(find_unused_parameters=True): raw parameters are not in the graph "
-            "of the loss, so that their gradients would not be averaged. Leave find_unused_parameters out, or leave out "
-            "DistributedDataParallel and use build_once(model, group)."
+            "build_once inside of DistributedDataParallel(find_unused_parameters=True): raw parameters are not in the "
+            "graph of the loss, so that their gradients would not be averaged. Leave find_unused_parameters out, or "
+            "leave out DistributedDataParallel and use build_once(model, group)."
         )
 
 
@@ -97,8 +97,8 @@ def _check_raw(model: nn.Module, weights: Sequence[Source]) -> None:
         if not has_values(*raw):
             raise ParameterError(
                 f"build_once: the raw parameters of {type(constraint.kernel).__name__} are {type(raw[0]).__name__}s on "
-                f"{raw[0].device}, not plain tensors with values. It is for whole parameters on each process, outside of "
-                "compiled and transformed functions: with FSDP, or before parameters are materialized, leave it out."
+                f"{raw[0].device}, not plain tensors with values. It is for whole parameters on each process, outside "
+                "of compiled and transformed functions: with FSDP, or before parameters are materialized, leave it out."
             )
 
 
@@ -106,8 +106,8 @@ def _gradients(leaves: Sequence[_Leaf]) -> list[Tensor | None]:
     grads = [leaf.weight.grad for leaf in leaves]
     if any(g is not None and g.requires_grad for g in grads):
         raise DerivativeError(
-            "backward(create_graph=True) inside of build_once: gradients of raw parameters would have no graph. Leave the "
-            "block out, or take higher derivatives with torch.autograd.grad with respect to inputs."
+            "backward(create_graph=True) inside of build_once: gradients of raw parameters would have no graph. Leave "
+            "the block out, or take higher derivatives with torch.autograd.grad with respect to inputs."
         )
     return grads
 
@@ -125,20 +125,21 @@ def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[
     """Build each constrained weight of the model a single time inside of a `with` block, whatever number of passes run.
 
     For everything that applies a weight more often than it changes: parts of a batch whose gradients are accumulated,
-    recurrent networks, critics, siamese branches, several losses. Gradients of constrained weights add up on the weights;
-    leaving the block brings them to the `.grad` of the raw parameters, the same as without the block up to rounding.
-    Weights of equal geometry are built in one batch.
+    recurrent networks, critics, siamese branches, several losses. Gradients of constrained weights add up on the
+    weights; leaving the block brings them to the `.grad` of the raw parameters, the same as without the block up to
+    rounding. Weights of equal geometry are built in one batch.
 
-    Inside of the block run forward and backward passes; clip and unscale gradients and step the optimizer after it. All of
-    autocast, `GradScaler`, activation checkpoints, `torch.compile`, hooks of parameters (called once, at the end) and
-    derivatives with respect to inputs work. An exception inside leaves raw parameters and their `.grad` as they were.
+    Inside of the block run forward and backward passes; clip and unscale gradients and step the optimizer after it. All
+    of autocast, `GradScaler`, activation checkpoints, `torch.compile`, hooks of parameters (called once, at the end)
+    and derivatives with respect to inputs work. An exception inside leaves raw parameters and their `.grad` as they
+    were.
 
     Args:
         model: any module; its constrained layers may be anywhere inside.
-        group: processes of `torch.distributed` that train the model together (`torch.distributed.group.WORLD`: all). Each
-            then builds a share of the weights, and leaving the block averages the gradients of *all* parameters of the
-            model over the ranks, as `DistributedDataParallel` does, which is not needed. Parameters must be whole and the
-            same on all ranks, and all ranks must enter and leave.
+        group: processes of `torch.distributed` that train the model together (`torch.distributed.group.WORLD`: all).
+            Each then builds a share of the weights, and leaving the block averages the gradients of *all* parameters of
+            the model over the ranks, as `DistributedDataParallel` does, which is not needed. Parameters must be whole
+            and the same on all ranks, and all ranks must enter and leave.
 
     >>> from orthogonium import build_once
     >>> from orthogonium.layers import OrthoLinear

@@ -2,10 +2,11 @@
 
 Note [Watched]
 Inside of a block, raw parameters have no part in the graph of a loss, so that torch would call them unused (and with
-`allow_unused=True` return None), and they have no gradient yet, so that an optimizer would pass over them, `zero_grad` would
-leave what has been added up on the weights, and `GradScaler.unscale_` would leave it scaled. None of that can be seen from
-the graph. So while blocks are open, `torch.autograd.grad` and `torch.autograd.backward` look at the inputs they are asked
-for, `zero_grad` and `unscale_` at the parameters they are for, and optimizers are looked at after each step.
+`allow_unused=True` return None), and they have no gradient yet, so that an optimizer would pass over them, `zero_grad`
+would leave what has been added up on the weights, and `GradScaler.unscale_` would leave it scaled. None of that can be
+seen from the graph. So while blocks are open, `torch.autograd.grad` and `torch.autograd.backward` look at the inputs
+they are asked for, `zero_grad` and `unscale_` at the parameters they are for, and optimizers are looked at after each
+step.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
             inputs = inputs.values()
         if inputs is not None and _weights_of((inputs,) if isinstance(inputs, (Tensor, GradientEdge)) else inputs):
             raise DerivativeError(
-                f"torch.autograd.{function.__name__} was asked for derivatives with respect to raw parameters of weights "
-                "that are built once: these get their gradients when the block of build_once ends. Differentiate with "
-                "respect to `layer.weight` inside of the block, or leave it and build anew."
+                f"torch.autograd.{function.__name__} was asked for derivatives with respect to raw parameters of "
+                "weights that are built once: these get their gradients when the block of build_once ends. "
+                "Differentiate with respect to `layer.weight` inside of the block, or leave it and build anew."
             )
         return function(*call.args, **call.kwargs)
 
@@ -67,24 +68,25 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 def _check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _weights_of(_parameters_of(optimizer)):
         raise DerivativeError(
-            f"{type(optimizer).__name__}.step() inside of build_once: raw parameters get their gradients when the block "
-            "ends, so that this step passed over them. Step (and clip, unscale and zero gradients) after the block."
+            f"{type(optimizer).__name__}.step() inside of build_once: raw parameters get their gradients when the "
+            "block ends, so that this step passed over them. Step (and clip, unscale and zero gradients) after the "
+            "block."
         )
 
 
 def _check_zero_grad(parameters: Iterable[Tensor]) -> None:
     if any(weight.grad is not None for weight in _weights_of(parameters)):
         raise DerivativeError(
-            "zero_grad() inside of build_once after a backward pass: gradients have been added up on the weights, which it "
-            "does not reach. Zero gradients before the first backward pass of the block, or after the block."
+            "zero_grad() inside of build_once after a backward pass: gradients have been added up on the weights, "
+            "which it does not reach. Zero gradients before the first backward pass of the block, or after the block."
         )
 
 
 def _check_unscale(optimizer: Optimizer) -> None:
     if _weights_of(_parameters_of(optimizer)):
         raise DerivativeError(
-            "GradScaler.unscale_() inside of build_once: raw parameters get their gradients, still scaled, when the block "
-            "ends. Unscale after the block."
+            "GradScaler.unscale_() inside of build_once: raw parameters get their gradients, still scaled, when the "
+            "block ends. Unscale after the block."
         )
 
 

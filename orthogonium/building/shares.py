@@ -2,13 +2,13 @@
 
 Note [Shares]
 When a block begins, each rank builds the weights that it owns and all gather them. When it ends, the gradients of the
-weights are added up at their owners and divided by the number of ranks; owners run them back through the builds, and all
-gather the gradients of raw parameters. Gradients of all other parameters are averaged, too. So `.grad` holds on each rank
-what one process would have got from the whole batch, for losses that are means over equal parts of it: as with
-`DistributedDataParallel`, which has nothing left to do.
+weights are added up at their owners and divided by the number of ranks; owners run them back through the builds, and
+all gather the gradients of raw parameters. Gradients of all other parameters are averaged, too. So `.grad` holds on
+each rank what one process would have got from the whole batch, for losses that are means over equal parts of it: as
+with `DistributedDataParallel`, which has nothing left to do.
 
-Inside of `DistributedDataParallel` the result is the same: it averages what has been averaged already, or, where its hooks
-wait for raw parameters, they get equal gradients on all ranks.
+Inside of `DistributedDataParallel` the result is the same: it averages what has been averaged already, or, where its
+hooks wait for raw parameters, they get equal gradients on all ranks.
 
 Whether a parameter has a gradient at all is decided for all ranks together: where one has none, it adds zeros.
 """
@@ -41,14 +41,14 @@ def weight_shape(source: Source) -> tuple[int, ...]:
         return (sum(math.prod(shape) for shape in kernel.shapes),)
     if kernel.weight_shape is None:
         raise ParameterError(
-            f"build_once with a group: {type(kernel).__name__} does not say the shape of what it builds, which ranks that "
-            "do not build it need to know. Give it a `weight_shape`, or leave group= out."
+            f"build_once with a group: {type(kernel).__name__} does not say the shape of what it builds, which ranks "
+            "that do not build it need to know. Give it a `weight_shape`, or leave group= out."
         )
     return kernel.weight_shape
 
 
 def flops(source: Source) -> int:
-    """About proportional to the arithmetic of a build: each number, of kernels and raw parameters, times a row of them."""
+    """About proportional to the flops of a build: each number, of kernels and raw parameters, times a row of them."""
     kernel, raw = source[0].kernel, source[1]
     shapes = kernel.shapes if isinstance(kernel, Kernels) else (weight_shape(source),)
     return sum(math.prod(s) * s[1] for s in shapes) + sum(p.numel() * min(p.shape[-2:]) for p in raw)

@@ -2,8 +2,8 @@
 
 Note [Recomputation]
 Activation checkpoints run parts of a call once more, in the backward pass. Checkpoints of torch that are not reentrant
-compare what is saved for derivatives then and before, so that they must find the same weights again; reentrant ones ran the
-first time without gradients, and now need weights with a graph of their own, which they get by building as always.
+compare what is saved for derivatives then and before, so that they must find the same weights again; reentrant ones ran
+the first time without gradients, and now need weights with a graph of their own, which they get by building as always.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class BuildTogether:
 def build_together(model: nn.Module) -> BuildTogether:
     """Let each call of the model build its constrained weights of equal geometry in one batch.
 
-    Small kernels cost more in operators than in arithmetic: 32 kernels of 16 channels are built ten times as fast together
-    as one by one. Nothing else changes: each call builds anew, as the layers would, and gives the same gradients up to
-    rounding. Weights that gain nothing (with more than 131,072 raw numbers on a processor) and compiled models build as
-    always. `build_once` builds in batches of its own.
+    Small kernels cost more in operators than in arithmetic: 32 kernels of 16 channels are built ten times as fast
+    together as one by one. Nothing else changes: each call builds anew, as the layers would, and gives the same
+    gradients up to rounding. Weights that gain nothing (with more than 131,072 raw numbers on a processor) and compiled
+    models build as always. `build_once` builds in batches of its own.
 
     Args:
         model: the module whose calls build together, usually the whole network.

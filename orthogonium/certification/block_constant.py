@@ -10,13 +10,14 @@ For every positive w let `B = wA` and `E = Cw⁻¹ + 2SBᵀ`. Then `S + CDA = S(
 
     ‖S‖ · max(1, 2h‖B‖² − 1, 1 + 2l‖B‖²) + max(l, h) ‖E‖ ‖B‖.
 
-SLL, CPL and orthogonal residual blocks have E = 0 and ‖B‖ ≤ 1 for `w = T^(-1/2)`. Here w is the best fit of `−2SAᵀw²` to
-C, one number for each inner channel, and E is what is left.
+SLL, CPL and orthogonal residual blocks have E = 0 and ‖B‖ ≤ 1 for `w = T^(-1/2)`. Here w is the best fit of `−2SAᵀw²`
+to C, one number for each inner channel, and E is what is left.
 
 Note [Wider middle]
-Between K_pre and K_post of a fused block there may be more channels than before them. Then `SAᵀ` is not `K_post Wᵀ`, and
-the fit fails. For any kernels R, S′ and A′, `S + CDA` is `(S′ + CDA′)R` plus `(S − S′R) + CD(A − A′R)`. They are taken
-from the parametrization, if there is one: a bound whatever they are, and a sharp one if they are K_pre, K_post and W.
+Between K_pre and K_post of a fused block there may be more channels than before them. Then `SAᵀ` is not `K_post Wᵀ`,
+and the fit fails. For any kernels R, S′ and A′, `S + CDA` is `(S′ + CDA′)R` plus `(S − S′R) + CD(A − A′R)`. They are
+taken from the parametrization, if there is one: a bound whatever they are, and a sharp one if they are K_pre, K_post
+and W.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _LOST = 1e-100  # more than what numbers that are too small to be squared can co
 
 @dataclass(frozen=True)
 class BlockConstant:
-    """An upper bound of a block's Lipschitz constant, rounding of its own computation included, and how it was found."""
+    """An upper bound of a block's Lipschitz constant, its own rounding included, and how it was found."""
 
     value: float
     method: str
@@ -62,8 +63,8 @@ class BlockConstant:
 def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tuple[float, float]) -> BlockConstant:
     """Certified upper bound of the Lipschitz constant of a block, from the kernels in its `weight`.
 
-    Frozen, edited, rounded or pruned blocks are bounded as what they are; one that is as it was built has its constant, up
-    to the rounding of its kernels.
+    Frozen, edited, rounded or pruned blocks are bounded as what they are; one that is as it was built has its constant,
+    up to the rounding of its kernels.
 
     Args:
         block: whose `forward` is that of its class.

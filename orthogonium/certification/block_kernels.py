@@ -54,7 +54,8 @@ class BlockKernels:
     """A, C and S of a block.
 
     Attributes:
-        inner: A; its rows, the inner channels, have entries of up to 1 (see `exponents`). Rows that C does not read are 0.
+        inner: A; its rows, the inner channels, have entries of up to 1 (see `exponents`). Rows that C does not read are
+            0.
         outer: C, alike.
         skip: S; None for a block without skip connection.
         aligned: both ways from x to y are convolutions on one lattice, so that their kernels may be multiplied.

@@ -116,7 +116,8 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
     if not math.isclose(first.value, second.value, rel_tol=1e-12) and not (first.unbounded and second.unbounded):
         raise TraceError(
             f"The constant depends on the size of the batch: {first.value:.7g} for {_BATCHES[0]} samples, "
-            f"{second.value:.7g} for {_BATCHES[1]}. What the model computes for a sample must not depend on their number."
+            f"{second.value:.7g} for {_BATCHES[1]}. What the model computes for a sample must not depend on their "
+            "number."
         )
     return first
 
@@ -262,8 +263,8 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float, error: 
     if not found.finite:
         return math.inf, "Its output is infinite or NaN for an input of ordinary size."
     return found.lower, (
-        f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is not "
-        "what it seems to be. Custom functions in C++ do this."
+        f"Two inputs are moved apart by a factor of {found.lower:.6g}, but the bound is {bound:.6g}: some operation is "
+        "not what it seems to be. Custom functions in C++ do this."
     )
 
 

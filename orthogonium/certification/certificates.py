@@ -9,9 +9,9 @@ A radius is a margin divided by a Lipschitz constant. Both are numbers a compute
   once for its perturbation (`Certificates.forward_errors`, one for each sample):
 
   `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64,
-  and the floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A measurement
-  with a margin, not a proof. All in all `certify` takes about four times the inference. With `stride=k` only every k-th
-  batch is measured, and its largest deviation is taken for the others.
+  and the floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A
+  measurement with a margin, not a proof. All in all `certify` takes about four times the inference. With `stride=k`
+  only every k-th batch is measured, and its largest deviation is taken for the others.
   `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
 
 - inputs of more digits than the model has are moved by the cast, and their perturbations too;
@@ -313,8 +313,8 @@ def _attacked(model: nn.Module, batches: list[Batch], radii: Tensor) -> int:
     if bool(broken.any()):
         i = int(broken.nonzero()[0])
         raise RefutedError(
-            f"Sample {chosen[i][3]} changes its class at distance {float(distances[i]):.6g}, but {chosen[i][2]:.6g} was to "
-            f"be certified ({int(broken.sum())} of {len(chosen)} that were attacked): some part of the model is not what "
-            "it seems to be. Nothing is certified."
+            f"Sample {chosen[i][3]} changes its class at distance {float(distances[i]):.6g}, but {chosen[i][2]:.6g} "
+            f"was to be certified ({int(broken.sum())} of {len(chosen)} that were attacked): some part of the model is "
+            "not what it seems to be. Nothing is certified."
         )
     return len(chosen)

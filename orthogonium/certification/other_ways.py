@@ -1,8 +1,8 @@
-"""Whether a model is one function: of a sample alone and among others, in any memory layout, with and without gradients.
+"""Whether a model is one function: of a sample alone or among others, in any memory layout, with gradients or not.
 
 The walk sees one call: contiguous inputs, two or three of them, no gradients. Code may look at all of these, and a view
-(`flatten`, `reshape`) may be a copy for another size or layout, so that what is written to it is lost. Outputs are compared,
-on random inputs and up to rounding.
+(`flatten`, `reshape`) may be a copy for another size or layout, so that what is written to it is lost. Outputs are
+compared, on random inputs and up to rounding.
 """
 
 from __future__ import annotations

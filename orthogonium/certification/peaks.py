@@ -6,8 +6,8 @@ exponential type `σ = Σ_a n_a |δ_a|`, n_a being the largest lag on axis a. So
 
     λ_max(G(ω + δ)) ≤ λ_max(G(ω) + Σ_a δ_a ∂_a G(ω)) + σ² U/4.
 
-The right-hand side is convex in δ: on a cell of half-widths h its corners decide. Cells that are not below the level are
-halved on each axis. Around a peak the number of open cells stays the same from one halving to the next, so that the
+The right-hand side is convex in δ: on a cell of half-widths h its corners decide. Cells that are not below the level
+are halved on each axis. Around a peak the number of open cells stays the same from one halving to the next, so that the
 cost of a level within ε of the peak grows like log 1/ε, where that of a grid grows like a power.
 """
 

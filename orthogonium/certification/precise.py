@@ -52,8 +52,8 @@ class Precise(Followed):
     def take_whole(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """What is computed otherwise, or in types that have no digits to say.
 
-        MaxMin without masks and copies, which serve gradients alone and take most of its time; Fourier transforms, which
-        have complex numbers inside.
+        MaxMin without masks and copies, which serve gradients alone and take most of its time; Fourier transforms,
+        which have complex numbers inside.
         """
         if fn in (convolve_frequencies, adjoint_frequencies):
             kernel = args[1].digits if isinstance(args[1], Precise) else args[1].to(self.digits.dtype)

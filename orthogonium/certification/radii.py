@@ -78,8 +78,8 @@ def pair_constants(
         raise ShapeError(f"The weight of a head has shape (classes, features): got {tuple(last_layer_type.shape)}.")
     check_head("global", L)
     dtype = torch.promote_types(last_layer_type.dtype, torch.float32)
-    # Long sums of squares lose digits in float32; and so do matrix products, of small distances, which here are large radii.
-    # Rows of order 1, whose squares do not underflow.
+    # Long sums of squares lose digits in float32; and so do matrix products, of small distances, which here are large
+    # radii. Rows of order 1, whose squares do not underflow.
     rows = last_layer_type.to(dtype if last_layer_type.device.type == "mps" else torch.float64)  # mps has no float64
     size = rows.detach().abs().amax().clamp(min=torch.finfo(rows.dtype).tiny) if rows.numel() else 1.0
     distances = size * torch.cdist(rows / size, rows / size, compute_mode="donot_use_mm_for_euclid_dist")
@@ -133,8 +133,9 @@ def certified_radii(
 ) -> Tensor:  # (n,)
     """Largest l2 perturbation of each input that provably keeps its class: `min_{j≠y} (f_y − f_j) / L_yj`.
 
-    `L_yj` is the Lipschitz constant of `f_y − f_j`: `√2·L` for a head "global", `2·L` for one "classwise", `L·‖w_y − w_j‖`
-    for a weight. Measured against the label: negative where the prediction is wrong. Rows with NaN or +∞ have radius 0.
+    `L_yj` is the Lipschitz constant of `f_y − f_j`: `√2·L` for a head "global", `2·L` for one "classwise",
+    `L·‖w_y − w_j‖` for a weight. Measured against the label: negative where the prediction is wrong. Rows with NaN or
+    +∞ have radius 0.
 
     Args:
         logits: outputs of the network.
@@ -178,7 +179,7 @@ def VRA(
     eps: float = 36 / 255,
     return_certs: bool = False,
 ) -> Tensor:  # (n,)
-    """Verified robust accuracy, sample by sample: 1 where the class is right and provably stays so within `eps`, else 0.
+    """Verified robust accuracy by sample: 1 where the class is right and provably stays so within `eps`, else 0.
 
     An input counts if its certified radius is strictly larger than `eps`; one whose logits are NaN or +∞ does not. Over
     a dataset take the mean of all samples, not of the means of batches: `orthogonium.metrics.CertifiedAccuracy` does.

@@ -28,7 +28,7 @@ def broken_certificates(
     labels: Tensor,  # (n,)
     radii: Tensor,  # (n,), positive
 ) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-    """Which inputs were moved to another class within their radius, and how far; a class lost without any step counts."""
+    """Which inputs were moved to another class within their radius, and how far; those wrong from the start count."""
     labels = labels.to(x.device)
     size = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
     reach = (_FRACTION * radii).minimum(_FAR * (1 + size)).to(x.device)

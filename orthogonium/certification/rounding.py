@@ -4,12 +4,12 @@ Note [Rounding along the walk] Each tensor of a network carries bounds `a + b‖
 norm (the norm at 0, and the Lipschitz constant times ‖x‖), and the norm of its error. An operation passes errors on
 by its Lipschitz constant and adds its own:
 
-- *proved*: `κ·u` times the norms it reads and writes, u the unit roundoff of the arithmetic in use. For sums of k products
-  κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of
+- *proved*: `κ·u` times the norms it reads and writes, u the unit roundoff of the arithmetic in use. For sums of k
+  products κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of
   summation, blocked or fused; for elementary functions it is a small number of units in the last place;
-- *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened; for sums of
-  k numbers √k/4 times that, if it is more, of what is added up, constants too, whatever is left of it. No arithmetic that
-  rounds does much better on inputs in general, whatever a measurement at one input, in one batch, says.
+- *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened; for sums
+  of k numbers √k/4 times that, if it is more, of what is added up, constants too, whatever is left of it. No arithmetic
+  that rounds does much better on inputs in general, whatever a measurement at one input, in one batch, says.
 
 Numbers on the way to a root of powers (norms) may underflow: their root is then off by `(k·tiny)^(1/p)` at most, proved
 and floor alike. Where a number may overflow ends the reach of both: `LipschitzBound.reach` is the largest norm of an

@@ -117,8 +117,8 @@ class Tensors(Journal):
         """What is computed for a sample must not depend on its place in the batch."""
         if not x.alike():
             raise TraceError(
-                f"{self.place} treats the samples of the batch differently, by their place. Index from the second axis on: "
-                "x[:, …]."
+                f"{self.place} treats the samples of the batch differently, by their place. Index from the second axis "
+                "on: x[:, …]."
             )
 
 

@@ -115,8 +115,8 @@ class Tracked(Followed):
         tensors = [t for t in tensors_in((args, kwargs)) if isinstance(t, Tracked)]
         if not all(t.constant for t in tensors):
             raise next(t.walk for t in tensors if not t.constant).lose(
-                "A value computed from the input is used outside of the call that computed it: the model keeps it from one "
-                "call to the next, or hands it to another thread."
+                "A value computed from the input is used outside of the call that computed it: the model keeps it from "
+                "one call to the next, or hands it to another thread."
             )
         return func(*plain(args), **plain(kwargs or {}))
 
@@ -132,8 +132,8 @@ class Tracked(Followed):
 
     def _no_memory(self, *_: Any, **__: Any) -> Any:
         raise self.walk.lose(
-            f"{self.walk.place} does something with a value computed from the input that cannot be followed: it asks for "
-            "its memory, and there is none. Call torch functions on x itself, and keep diagnostics out of forward."
+            f"{self.walk.place} does something with a value computed from the input that cannot be followed: it asks "
+            "for its memory, and there is none. Call torch functions on x itself, and keep diagnostics out of forward."
         )
 
     apply_ = map_ = map2_ = _no_memory

@@ -85,13 +85,13 @@ class Walk(Tensors, TorchDispatchMode):
         for t in tensors:
             if not isinstance(t, Tracked) and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 raise TraceError(
-                    f"{self.place} computes with a {type(t).__name__}, a tensor with operators of its own, which are not "
-                    "followed. Use ordinary tensors (for shards: gather them first)."
+                    f"{self.place} computes with a {type(t).__name__}, a tensor with operators of its own, which are "
+                    "not followed. Use ordinary tensors (for shards: gather them first)."
                 )
         if any(t.walk is not self and not t.constant for t in tracked):
             raise TraceError(
-                f"{self.place} uses a value of an earlier call: the model keeps values from one call to the next, so that "
-                "it is not a function of its input alone."
+                f"{self.place} uses a value of an earlier call: the model keeps values from one call to the next, so "
+                "that it is not a function of its input alone."
             )
         if torch.Tag.inplace_view in func.tags and isinstance(args[0], Tracked):
             return self._reshaped(func, args, kwargs)
@@ -101,9 +101,9 @@ class Walk(Tensors, TorchDispatchMode):
             return self._constants(func, args, kwargs, tensors)
         if func in READS:
             raise TraceError(
-                f"{self.place} calls {READS[func]} on a value computed from the input, so that what the model computes may "
-                "depend on it: the model is not one function to bound. Replace branches on values by tensor operations "
-                "(torch.where, clamp, max), and keep diagnostics out of forward."
+                f"{self.place} calls {READS[func]} on a value computed from the input, so that what the model computes "
+                "may depend on it: the model is not one function to bound. Replace branches on values by tensor "
+                "operations (torch.where, clamp, max), and keep diagnostics out of forward."
             )
         written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if written:

@@ -3,8 +3,9 @@
 Commands import what they need when they run, so that `--help` does not wait for torch.
 
 Note [One line]
-What the user can mend (arguments, files, absent packages) is told in one line on standard error, with exit code 2. Anything
-else is a bug and keeps its traceback. Exit code 1 says that a certificate was broken, 130 that the command was interrupted.
+What the user can mend (arguments, files, absent packages) is told in one line on standard error, with exit code 2.
+Anything else is a bug and keeps its traceback. Exit code 1 says that a certificate was broken, 130 that the command was
+interrupted.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ Methods = Annotated[
 Conv = Annotated[
     list[str] | None,
     typer.Option(
-        help="A class with the arguments of nn.Conv2d, of any library or of a file in this folder: package.module:Class. "
+        help="A class with the arguments of nn.Conv2d, of any library or of a file in this folder: "
+        "package.module:Class. "
         "May be repeated.",
         metavar="PLACE",
         rich_help_panel=_PANEL,
@@ -66,8 +67,8 @@ def compare(
 ) -> int:
     """Train one network with each of several methods under the same budget, and tabulate what they reach.
 
-    Give --minutes or --epochs: the budget of each run. All else is the same for all contestants. The same command continues
-    after an interruption or a kill: finished runs are kept.
+    Give --minutes or --epochs: the budget of each run. All else is the same for all contestants. The same command
+    continues after an interruption or a kill: finished runs are kept.
 
     [bold]orthogonium compare --methods aoc,soc,aol --data digits --minutes 0.5 --seeds 3 --out runs/compare[/bold]
 
@@ -128,7 +129,7 @@ def _recipe(file: Path | None, given: dict[str, Any]) -> Recipe:
 
 @contextmanager
 def _display(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """One display for all runs on standard error: a line for each that ended; on a terminal, a bar for the one that runs."""
+    """One display of all runs on standard error: a line for each that ended, on terminals a bar for the running one."""
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 

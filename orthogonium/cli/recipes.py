@@ -28,7 +28,8 @@ def compose(preset: str | None, recipe_file: Path | None, continued: Path | None
         own = RunFolder(continued).recipe()
         if own is None and "model" not in given:
             raise ParameterError(
-                f"There is no run in {continued} to resume. To begin one there, say what: --preset, --recipe or --model."
+                f"There is no run in {continued} to resume. To begin one there, say what: --preset, --recipe or "
+                "--model."
             )
         base = own or base
     return vary(base, given)

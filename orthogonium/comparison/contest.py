@@ -1,7 +1,7 @@
 """One run, in a process of its own: `python -m orthogonium.comparison.contest FOLDER`.
 
-A process for each run measures its memory alone, and whatever becomes of it, by a fault or a kill, the others go on. What
-to run is in `entry.json` of the folder; `result.json` is written last, so a run that has one is finished.
+A process for each run measures its memory alone, and whatever becomes of it, by a fault or a kill, the others go on.
+What to run is in `entry.json` of the folder; `result.json` is written last, so a run that has one is finished.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def check_model(recipe: Recipe) -> None:
     missing = [name for name in ("method", "conv") if name not in options]
     if missing:
         raise ParameterError(
-            f"The model {recipe.model!r} has no option {' and '.join(missing)}, by which contestants enter. Use aocnet_tiny."
+            f"The model {recipe.model!r} has no option {' and '.join(missing)}, by which contestants enter. Use "
+            "aocnet_tiny."
         )
     given = [name for name in ("method", "conv") if name in recipe.model_options]
     if given:

@@ -51,8 +51,8 @@ def training_device(accelerator: str) -> torch.device:
 def peak_memory() -> int | None:
     """Largest resident memory of this process so far, in bytes; of an accelerator's memory, where one is used.
 
-    Where the system tells the peak of this program alone, that is taken: the one of `getrusage` also counts the process that
-    started it.
+    Where the system tells the peak of this program alone, that is taken: the one of `getrusage` also counts the process
+    that started it.
     """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()

@@ -123,8 +123,8 @@ def _explanation(plan: Plan, rows: Sequence[Row]) -> str:
     results = [result for row in rows for result in row.finished]
     inputs = next((result.attacked_inputs for result in results if result.attacked_inputs), plan.attacked)
     words = [
-        "Certified: the fraction of test inputs that are right and provably stay so within the radius. Attacked: what PGD "
-        f"left standing of {inputs} of them, evenly spread; what is proved of these is in comparison.json. "
+        "Certified: the fraction of test inputs that are right and provably stay so within the radius. Attacked: what "
+        f"PGD left standing of {inputs} of them, evenly spread; what is proved of these is in comparison.json. "
         "ms/step: forward, backward and optimizer, by itself."
     ]
     before = [result.memory_before for result in results if result.memory_before is not None]
@@ -168,7 +168,7 @@ def _compromises(plan: Plan, rows: Sequence[Row]) -> str:
         return ""
     front = ", ".join(p.label for p in pareto_front(points))
     options = {
-        "name": f"Certified accuracy at {radius} against the time of a training step. No one is beaten in both: {front}.",
+        "name": f"Certified accuracy at {radius} against the time of a training step. Unbeaten in both: {front}.",
         "x_label": "milliseconds of a training step",
         "y_label": f"certified accuracy at {radius}",
     }
@@ -179,8 +179,8 @@ def _compromises(plan: Plan, rows: Sequence[Row]) -> str:
     return section(
         "compromises",
         "Certified accuracy against time",
-        "Each contestant had the same budget; where that is one of time, those that take less of it for a step took more "
-        "steps. Joined by the dashed line: contestants that no other one beats in both.",
+        "Each contestant had the same budget; where that is one of time, those that take less of it for a step took "
+        "more steps. Joined by the dashed line: contestants that no other one beats in both.",
         f"<figure>{''.join(charts)}</figure>",
     )
 

@@ -139,7 +139,7 @@ class ComparisonFolder:
         return self.run(contestant, seed) / "result.json"
 
     def begin(self, plan: Plan) -> None:
-        """Note the plan, or check that what is here belongs to it: contestants and seeds may be added, all else is kept."""
+        """Note the plan, or check that what is here belongs to it: contestants and seeds may be added, nothing else."""
         if self.plan_file.is_file():
             self._check_same(json.loads(self.plan_file.read_text(encoding="utf-8")), plan)
         elif self.path.is_dir() and any(self.path.iterdir()):
@@ -155,8 +155,8 @@ class ComparisonFolder:
         ]
         if differ:
             raise ParameterError(
-                f"{self.path} holds another comparison: {', '.join(differ)}. Continue it as it began, or choose another "
-                "folder."
+                f"{self.path} holds another comparison: {', '.join(differ)}. Continue it as it began, or choose "
+                "another folder."
             )
 
 

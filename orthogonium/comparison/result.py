@@ -75,7 +75,7 @@ class RunResult:
 
     @property
     def is_kept(self) -> bool:
-        """Whether to keep it when the comparison is continued. A failure may be that of the machine, and is tried again."""
+        """Whether to keep it when the comparison is continued. Failures may be the machine's: they are run again."""
         return self.status != "failed"
 
     def write(self, path: Path) -> None:

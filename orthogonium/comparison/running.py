@@ -60,8 +60,8 @@ def compare(
 
     Args:
         plan: what to compare.
-        out: the folder. It receives `comparison.html`, `comparison.json`, `comparison.csv`, `plan.json`, and the folder of
-            each run under `runs/`.
+        out: the folder. It receives `comparison.html`, `comparison.json`, `comparison.csv`, `plan.json`, and the folder
+            of each run under `runs/`.
         tell: called when a run begins, a few times a second while it runs, and when it ends.
 
     Returns:

@@ -18,8 +18,8 @@ _SAMPLES = 16
 def agreement(before: nn.Module, after: nn.Module, shape: tuple[int, ...], changes: Sequence[Change]) -> float:
     """The cosine of the outputs of two networks, on normal inputs, over all of them: 1 if they agree up to a factor.
 
-    It is measured, not derived from what is known of the changes. A softmax that was taken off the end is undone: logits
-    are compared, up to a constant for each sample.
+    It is measured, not derived from what is known of the changes. A softmax that was taken off the end is undone:
+    logits are compared, up to a constant for each sample.
     """
     dtype, device = kind_of_input(before)
     x = torch.randn(_SAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)

@@ -1,11 +1,11 @@
 """Convolutions and dense layers of a network as constrained ones.
 
 Note [Units]
-A constrained layer K cannot take over the size of a weight W, only its direction: `W ≈ cK`. Numbers behind it are c times
-smaller than they were, and so on through the network: each tensor has a unit, by which it was divided. ReLU, pooling and
-sums do not mind; biases and means are divided by the unit of what they are added to; branches that meet in other units are
-weighted by them (`ConvexSum`, `UnitConcat`). So the network is the one it was, up to one factor of its output and to what
-the layers of the set cannot say.
+A constrained layer K cannot take over the size of a weight W, only its direction: `W ≈ cK`. Numbers behind it are c
+times smaller than they were, and so on through the network: each tensor has a unit, by which it was divided. ReLU,
+pooling and sums do not mind; biases and means are divided by the unit of what they are added to; branches that meet in
+other units are weighted by them (`ConvexSum`, `UnitConcat`). So the network is the one it was, up to one factor of its
+output and to what the layers of the set cannot say.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _keeps_sizes(made: nn.Module, layer: Any, sizes: tuple[tuple[int, ...], tupl
 def _feasible(
     layer: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """The layer; then, if it strides beyond its kernel, the smallest kernel for which an orthogonal one always exists."""
+    """The layer; then, if it strides beyond its kernel, the smallest size for which an orthogonal one always exists."""
     yield layer, {}, ""
     if isinstance(layer, nn.Linear) or layer.transposed or isinstance(layer.padding, str):
         return

@@ -41,29 +41,31 @@ def convert(
 ) -> Conversion:
     """A network of torch.nn as a 1-Lipschitz one, with a table of what was changed and a bound of the result.
 
-    Convolutions and dense layers become constrained layers of the method; batch normalization becomes centering; ReLU and
-    its like become MaxMin, or stay; pooling is divided by its constant; sums of branches become convex, concatenations get
-    weights of norm 1; a softmax at the end goes. Shapes stay as they are. Strided kernels that cannot be orthogonal get the
-    smallest size that can. What has no bound stays, is listed in `refused`, and the bound of the result tells the truth.
+    Convolutions and dense layers become constrained layers of the method; batch normalization becomes centering; ReLU
+    and its like become MaxMin, or stay; pooling is divided by its constant; sums of branches become convex,
+    concatenations get weights of norm 1; a softmax at the end goes. Shapes stay as they are. Strided kernels that
+    cannot be orthogonal get the smallest size that can. What has no bound stays, is listed in `refused`, and the bound
+    of the result tells the truth.
 
     Args:
         model: any module from one tensor to one tensor. It is left as it is.
         input_shape: of one sample, without the batch.
         method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" takes its place.
-        weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones, with
-            biases, means and gates in the units that this implies, so that the network starts near the one it was: how
-            near is measured (`agreement` of the result).
-        activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their constant
-            where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
+        weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones,
+            with biases, means and gates in the units that this implies, so that the network starts near the one it was:
+            how near is measured (`agreement` of the result).
+        activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their
+            constant where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
         padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
-        lipschitz: constant of the whole network: `lipschitz^(1/n)` for each of the n layers through which everything passes.
-            With kept weights, which go with their biases, it multiplies the output instead.
+        lipschitz: constant of the whole network: `lipschitz^(1/n)` for each of the n layers through which everything
+            passes. With kept weights, which go with their biases, it multiplies the output instead.
         learnable: whether the gates of sums and concatenations are trained.
         steps: of the fit of each kernel that has no formula, with `weights="keep"`.
         options: of the layers of the method, such as `niter` or `ortho_params`.
 
     >>> from orthogonium import convert
-    >>> plain = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
+    >>> conv = nn.Conv2d(1, 8, 3, padding=1)
+    >>> plain = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
     >>> found = convert(plain, (1, 4, 4))
     >>> found.bound < 1.0001, found.refused
     (True, ())
@@ -147,8 +149,8 @@ def _check(model: nn.Module, method: str, weights: str, activation: str | None, 
     if weights == "keep" and METHODS[method].activated:
         plain = ", ".join(name for name, entry in METHODS.items() if not entry.activated)
         raise ParameterError(
-            f"Layers of method {method!r} contain their activation, and cannot take over the weight of a plain layer. Keep "
-            f"weights with one of {plain}."
+            f"Layers of method {method!r} contain their activation, and cannot take over the weight of a plain layer. "
+            f"Keep weights with one of {plain}."
         )
     if not (lipschitz > 0 and math.isfinite(lipschitz)):
         raise ParameterError(f"lipschitz, the constant of the network, must be positive: got {lipschitz}.")

@@ -47,7 +47,8 @@ SUMS |= {operator.sub: -1, operator.isub: -1, torch.sub: -1, "sub": -1, "sub_": 
 CONCATENATIONS = {torch.cat, torch.concat, torch.concatenate}
 # They move entries, or tell sizes: no distance grows.
 MOVEMENT = {
-    torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze, torch.chunk, torch.split,
+    torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze,
+    torch.chunk, torch.split,
     getattr, operator.getitem, operator.mul, operator.floordiv, operator.add, operator.sub,
     "view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "size", "dim", "chunk",
     "split", "unflatten", "clone", "to", "float", "double", "detach", "t", "mT",

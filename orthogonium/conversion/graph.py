@@ -131,12 +131,12 @@ class Converter:
         shifts = any(getattr(module, name, None) is not None for name in ("bias", "running_mean"))
         if self.settings.keep and shifts and abs(unit - before) > 1e-9 * before:
             raise CannotConvertError(
-                f"It is called again where values have the unit {unit:.4g} instead of {before:.4g}, which its bias or mean "
-                "would need, too. Use a module for each call, or new weights."
+                f"It is called again where values have the unit {unit:.4g} instead of {before:.4g}, which its bias or "
+                "mean would need, too. Use a module for each call, or new weights."
             )
 
     def _refuse_lost_writes(self) -> None:
-        """Modules that take the place of writes into their input have results of their own, which must be what is read."""
+        """Modules that replace writes into their input have results of their own, which must be what is read."""
         place = {node: i for i, node in enumerate(self.model.graph.nodes)}
         for node, i in place.items():
             written = node.all_input_nodes[0] if node.all_input_nodes and _writes(node, self.model) else None

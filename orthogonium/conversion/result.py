@@ -66,8 +66,8 @@ class Conversion:
         changes: every module and operation that was replaced; print it.
         refused: what could not be converted, and why; empty if everything was.
         bound: Lipschitz constant of the new network by `orthogonium.lipschitz_bound` in eval mode, ∞ if there is none.
-        agreement: with kept weights, the cosine of the outputs of the new network and of the old one on normal inputs: 1 if
-            they agree up to a factor. None with new weights.
+        agreement: with kept weights, the cosine of the outputs of the new network and of the old one on normal inputs:
+            1 if they agree up to a factor. None with new weights.
     """
 
     model: nn.Module

@@ -39,8 +39,8 @@ def load_cifar10(root: Path | None = None) -> ImageData:
     counts = {name: len(labels) for name, (_, labels) in zip(names, batches, strict=True)}
     if len(set(counts.values())) > 1:
         raise DataError(
-            f"cifar10: the files of {place} must all hold the same number of images ({STANDARD_COUNT:,} as distributed): "
-            f"found {counts}. The short ones are cut; download them again."
+            f"cifar10: the files of {place} must all hold the same number of images ({STANDARD_COUNT:,} as "
+            f"distributed): found {counts}. The short ones are cut; download them again."
         )
     return ImageData(_images(batches[:5]), _images(batches[5:]), CLASSES, "cifar10")
 

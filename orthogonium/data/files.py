@@ -1,4 +1,4 @@
-"""Files of a dataset: from a folder, compressed or not, or from inside a tar archive, with errors that say what to do."""
+"""Files of a dataset: from a folder, compressed or not, or from a tar archive, with errors that say what to do."""
 
 from __future__ import annotations
 

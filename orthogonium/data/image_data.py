@@ -63,14 +63,16 @@ class Images(ImageSource):
             )
         if self.pixels.dtype not in (torch.uint8, torch.float32):
             raise DataError(
-                f"Images needs uint8 or float32 pixels: got {self.pixels.dtype}. Convert them with `.to(torch.float32)`."
+                f"Images needs uint8 or float32 pixels: got {self.pixels.dtype}. Convert them with "
+                "`.to(torch.float32)`."
             )
         if self.pixels.is_floating_point() and self.pixels.numel():
             low, high = (bound.item() for bound in self.pixels.aminmax())
             if not (low >= 0 and high <= 1):  # NaN fails as well
                 raise DataError(
                     f"Images needs float pixels in [0, 1]: got {low:.4g} … {high:.4g}. "
-                    "Scale them; a normalization belongs into the model, where its factor enters the Lipschitz constant."
+                    "Scale them; a normalization belongs into the model, where its factor enters the Lipschitz "
+                    "constant."
                 )
 
     @property
@@ -108,7 +110,8 @@ class ImageData:
     def __post_init__(self) -> None:
         if self.train.image_shape != self.test.image_shape:
             raise DataError(
-                f"{self.name}: images to train on have shape {self.train.image_shape}, to test on {self.test.image_shape}."
+                f"{self.name}: images to train on have shape {self.train.image_shape}, to test on "
+                f"{self.test.image_shape}."
             )
         for part, source in (("train", self.train), ("test", self.test)):
             if not len(source):

@@ -84,8 +84,8 @@ class TrainLoader(_Loader):
     `state_dict` holds how far the epoch has come; after `load_state_dict` the next iteration goes on from there,
     also with another number of processes.
 
-    With `extra` images each batch has a share of them, in random places; an epoch is a pass over `source`. They are taken
-    in turn, from epoch to epoch, in an order that is new each time all have been seen: none is seen twice before.
+    With `extra` images each batch has a share of them, in random places; an epoch is a pass over `source`. They are
+    taken in turn, from epoch to epoch, in an order that is new each time all have been seen: none is seen twice before.
 
     Args:
         source: images to train on.
@@ -137,7 +137,8 @@ class TrainLoader(_Loader):
             )
         if self._parts[0] > len(source):
             raise ParameterError(
-                f"TrainLoader: a batch of {self._parts[0]} is larger than the {len(source)} images to train on. Lower it."
+                f"TrainLoader: a batch of {self._parts[0]} is larger than the {len(source)} images to train on. Lower "
+                "it."
             )
         if seed < 0:
             raise ParameterError(f"TrainLoader needs seed ≥ 0: got {seed}.")

@@ -125,8 +125,8 @@ def _checked(
     channels, height, width = image_shape
     if images.shape[1:] != (height, width, channels) or images.dtype != np.uint8:
         raise DataError(
-            f"{file}: extra images must be uint8 and of the shape of the others, (n, {height}, {width}, {channels}): got "
-            f"{images.dtype} {images.shape}."
+            f"{file}: extra images must be uint8 and of the shape of the others, (n, {height}, {width}, {channels}): "
+            f"got {images.dtype} {images.shape}."
         )
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise DataError(
@@ -135,6 +135,7 @@ def _checked(
         )
     if labels.min() < 0 or labels.max() >= n_classes:
         raise DataError(
-            f"{file}: labels must lie in 0 … {n_classes - 1} for {n_classes} classes: got {labels.min()} … {labels.max()}."
+            f"{file}: labels must lie in 0 … {n_classes - 1} for {n_classes} classes: got {labels.min()} … "
+            f"{labels.max()}."
         )
     return ArrayImages(images, torch.from_numpy(labels.astype(np.int64)))  # type: ignore[arg-type]

@@ -42,8 +42,8 @@ def block_conv(
     dims = spatial_dims(inner)
     if spatial_dims(outer) != dims or outer.shape[1] * groups != inner.shape[0] or outer.shape[0] % groups:
         raise ShapeError(
-            f"block_conv: the outer kernel {tuple(outer.shape)} does not take what the inner kernel {tuple(inner.shape)} "
-            f"gives, with groups={groups}."
+            f"block_conv: the outer kernel {tuple(outer.shape)} does not take what the inner kernel "
+            f"{tuple(inner.shape)} gives, with groups={groups}."
         )
     if inner.device.type != "cpu":  # whose convolutions may be in TF32, by default
         return _multiply_taps(inner, outer, groups)

@@ -4,10 +4,11 @@ Note [Circles]
 On a circle of m pixels a convolution multiplies the Fourier transform of an image by its *symbol* at the m frequencies
 `2πf/m`, one matrix of channels for each. A kernel with as many taps as the image has pixels can have any symbol with
 `S(−f) = conj S(f)`, which makes it real. So a function of matrices that commutes with conjugation, applied at each
-frequency, makes a real kernel of a real kernel: orthogonal if all its matrices are. Half of the frequencies do, those of
-`rfftn`.
+frequency, makes a real kernel of a real kernel: orthogonal if all its matrices are. Half of the frequencies do, those
+of `rfftn`.
 
-A kernel of stride s on a circle of `s·m` pixels is the stride-1 kernel of its phases on m (Note [Stride] of `phases.py`).
+A kernel of stride s on a circle of `s·m` pixels is the stride-1 kernel of its phases on m (Note [Stride] of
+`phases.py`).
 
 The symbols here are `Σ_t K[t] e^{−2πi f·t/m}`, as `rfftn` has them: convolving (torch correlates) multiplies by the
 conjugate.

@@ -5,17 +5,17 @@ first follow Delattre et al. (2023), "Efficient bound of Lipschitz constant for 
 
 Note [Dominating diagonal]
 For a Hermitian kernel H and any weights w > 0 let `s_i = Σ_{j, lag} |H_ij[lag]| w_j / w_i`. Then `diag(s) ± H` is
-diagonally dominant in the weights w, so `±H ⪯ diag(s)` on the infinite lattice, and on every image with zero or circular
-padding. With `N = s^(-1/2) H s^(-1/2)` the same rule applied to N², in the weights w√s, gives `N² ⪯ diag(r)`. Roots are
-operator monotone, so `±N ⪯ diag(r)^(1/2)`, hence `±H ⪯ diag(s·√r)`; and so on: t = s₀ · s₁^(1/2) · s₂^(1/4) ⋯.
-In its new weights N has row sums 1, thus those of N² are at most 1: **each step lowers every entry of t** (or leaves
+diagonally dominant in the weights w, so `±H ⪯ diag(s)` on the infinite lattice, and on every image with zero or
+circular padding. With `N = s^(-1/2) H s^(-1/2)` the same rule applied to N², in the weights w√s, gives `N² ⪯ diag(r)`.
+Roots are operator monotone, so `±N ⪯ diag(r)^(1/2)`, hence `±H ⪯ diag(s·√r)`; and so on: t = s₀ · s₁^(1/2) · s₂^(1/4)
+⋯. In its new weights N has row sums 1, thus those of N² are at most 1: **each step lowers every entry of t** (or leaves
 it). All kernels in the recursion have norm at most 1, so nothing overflows.
 
 Note [Equal scales]
-For one step and the Gram kernel of K, weights w that are the Perron vector of the matrix of absolute sums make all entries
-of t equal to its eigenvalue: K is scaled as a whole and stays the function it was, up to that factor. A kernel that was
-scaled before (by any weights) has the eigenvalue 1, and is left as it is. For more steps `log w ← log w + ½ log t` goes on
-from there.
+For one step and the Gram kernel of K, weights w that are the Perron vector of the matrix of absolute sums make all
+entries of t equal to its eigenvalue: K is scaled as a whole and stays the function it was, up to that factor. A kernel
+that was scaled before (by any weights) has the eigenvalue 1, and is left as it is. For more steps
+`log w ← log w + ½ log t` goes on from there.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _absolute_sums(half: Tensor) -> Tensor:  # (taps, g, c, c) → (g, c, c)
 
 
 def equal_scales(x: Tensor, niter: int) -> Tensor:  # (g, m, n, *k) → (g, m)
-    """Logarithms of weights for which `group_gram_diagonal` is the same for all channels of a group: Note [Equal scales]."""
+    """Logarithms of weights for which `group_gram_diagonal` is equal in a group: Note [Equal scales]."""
     sizes = [2 * n - 1 for n in x.shape[3:]]
     x = x / x.abs().amax().clamp_min(torch.finfo(x.dtype).tiny)
     sums = _absolute_sums(hermitian_taps(gram(symbol(x, sizes)), sizes))
@@ -107,11 +107,11 @@ def gram_diagonal(
     niter: int = 1,
     groups: int = 1,
 ) -> Tensor:  # (out,)
-    """Diagonal t with `K Kᵀ ⪯ diag(t)` for the convolution of stride 1: certified for every image, zero or circular padding.
+    """Diagonal t with `K Kᵀ ⪯ diag(t)` for the convolution of stride 1, for every image and zero or circular padding.
 
-    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)` with the autocorrelation `G = K Kᵀ`, tightened by `niter − 1` further steps
-    of Note [Dominating diagonal]. Includes rounding: it holds for the kernel `diag(t)^(-1/2) K` in its own precision. For
-    `Kᵀ K` pass the adjoint. Entries should lie within 1e±15 in float32.
+    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)` with the autocorrelation `G = K Kᵀ`, tightened by `niter − 1` further
+    steps of Note [Dominating diagonal]. Includes rounding: it holds for the kernel `diag(t)^(-1/2) K` in its own
+    precision. For `Kᵀ K` pass the adjoint. Entries should lie within 1e±15 in float32.
 
     >>> kernel = torch.randn(4, 3, 3, 3)
     >>> one, two = gram_diagonal(kernel), gram_diagonal(kernel, niter=2)

@@ -1,7 +1,7 @@
 """Kernels by their symbols at the points of a frequency grid, in real arithmetic.
 
-The symbol of a kernel is `K(ω) = Σ_t K[t] e^{iω·t}`, and the composition ⊛ of kernels is the product of their symbols. A
-product with at most N taps on each axis is determined by N frequencies on each: sampling, multiplying matrices and
+The symbol of a kernel is `K(ω) = Σ_t K[t] e^{iω·t}`, and the composition ⊛ of kernels is the product of their symbols.
+A product with at most N taps on each axis is determined by N frequencies on each: sampling, multiplying matrices and
 interpolating gives it exactly, for a fraction of the arithmetic of a block convolution.
 
 Note [Halves]
@@ -94,12 +94,12 @@ def symbol_at(kernel: Tensor, grid: Sequence[int], frequency: Tensor) -> Symbol:
 
 
 def symmetric_symbol(half: Tensor, sizes: Sequence[int], grid: Sequence[int], sign: int = 1) -> Symbol:
-    """Symbol of a kernel with `K[−t] = sign·K[t]ᵀ` from half of its taps `(taps, g, c, c)`: Hermitian or anti-Hermitian."""
+    """(Anti-)Hermitian symbol of a kernel with `K[−t] = sign·K[t]ᵀ`, from half of its taps `(taps, g, c, c)`."""
     return _symmetric_symbols(half, sizes, grid, sign)(slice(None))
 
 
 def hermitian_symbols(half: Tensor, sizes: Sequence[int], grid: Sequence[int], count: int) -> Iterator[Symbol]:
-    """The Hermitian symbol in `count` parts, one after the other: every `count`-th frequency, from each of the first on."""
+    """The Hermitian symbol in `count` parts, one by one: every `count`-th frequency, from the first ones on."""
     part = _symmetric_symbols(half, sizes, grid, 1)
     return (part(slice(first, None, count)) for first in range(count))
 

@@ -1,14 +1,14 @@
 """Bounds of the norm of a convolution at the points of a grid of frequencies.
 
 Note [Frequencies]
-The norm of a convolution is at most `sup ‖K(ω)‖` over all frequencies, for every image size, zero or circular padding. For
-fixed unit vectors u, v the function `uᴴK(ω)v` has, after a shift, exponential type (k − 1)/2 on each axis. Near its
+The norm of a convolution is at most `sup ‖K(ω)‖` over all frequencies, for every image size, zero or circular padding.
+For fixed unit vectors u, v the function `uᴴK(ω)v` has, after a shift, exponential type (k − 1)/2 on each axis. Near its
 maximum M at ω₀ such a function is at least `M cos((ω − ω₀)(k − 1)/2)`, and a point of a grid of N frequencies is within
 π/N of ω₀. So the largest norm on the grid, divided by `∏ cos(π(k − 1)/2N)`, is an upper bound. The point with the
-largest norm is found first (Note [Loudest frequency] of `loudest.py`), without gradients: small changes of the kernel do not
-move it. There the norm is bounded by Gram iteration (Delattre et al., 2023), which is differentiable.
-With N = 8(k − 1) + 1 (`oversampling` 8) the factor is below 1.02 for each axis, with N = 12(k − 1) + 1 below 1.008. Gram
-iteration on kernels, whose taps multiply, needs grids of twice the size to come as close.
+largest norm is found first (Note [Loudest frequency] of `loudest.py`), without gradients: small changes of the kernel
+do not move it. There the norm is bounded by Gram iteration (Delattre et al., 2023), which is differentiable.
+With N = 8(k − 1) + 1 (`oversampling` 8) the factor is below 1.02 for each axis, with N = 12(k − 1) + 1 below 1.008.
+Gram iteration on kernels, whose taps multiply, needs grids of twice the size to come as close.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def squared_norm_bound(
     groups: int = 1,
     oversampling: int = _OVERSAMPLING,
 ) -> Tensor:  # (groups,)
-    """Certified bounds of `‖K‖²` for the stride-1 convolution of each group: every image size, zero or circular padding.
+    """Certified bounds of `‖K‖²` for the stride-1 convolution of each group: any image size, zero or circular padding.
 
     The gradient is that of the frequency with the largest norm. Includes rounding. Entries should lie
     within 1e±9 in float32; zero kernels get a tiny bound.

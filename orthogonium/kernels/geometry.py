@@ -8,10 +8,10 @@ takes `gcd(s, d) = 1` and `k ≥ s` on every axis, i.e. `e = s`.
 
 Note [Construction]
 `K = RKO ⊛ BCOP`: a stride-1 orthogonal kernel of size `k − e + 1`, then a reshaped orthogonal matrix of size e that
-strides. Between them are `in` channels in the row case, `⌊out / ∏e⌋ ≥ in` in the column case. Where `k = e` the stride-1
-kernel has one tap, which would add nothing to the matrix: RKO alone, whose raw matrix is as large as the weight. Only where
-`e = 1` and in = out is that one tap BCOP's: a product of two reflections, as many numbers, never leaves the rotations, and
-takes 0.6 times as long to build for 256 channels.
+strides. Between them are `in` channels in the row case, `⌊out / ∏e⌋ ≥ in` in the column case. Where `k = e` the
+stride-1 kernel has one tap, which would add nothing to the matrix: RKO alone, whose raw matrix is as large as the
+weight. Only where `e = 1` and in = out is that one tap BCOP's: a product of two reflections, as many numbers, never
+leaves the rotations, and takes 0.6 times as long to build for 256 channels.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def select_method(geometry: ConvGeometry) -> Construction:
         raise GeometryError(
             f"No orthogonal convolution has kernel {geometry.kernel_size}, stride {geometry.stride} and dilation "
             f"{geometry.dilation} for {ci}→{co} channels per group: with more outputs than in·∏e = {ci}·{volume} = "
-            f"{ci * volume} (effective stride e = min(s/gcd(s, d), k) = {e}), every input must be seen by a window, which "
-            f"needs e = stride. Use at most {ci * volume * geometry.groups} output channels, a kernel at least as large "
-            "as the stride, or a dilation coprime to it."
+            f"{ci * volume} (effective stride e = min(s/gcd(s, d), k) = {e}), every input must be seen by a window, "
+            f"which needs e = stride. Use at most {ci * volume * geometry.groups} output channels, a kernel at least "
+            "as large as the stride, or a dilation coprime to it."
         )
     bcop_size = tuple(k - f + 1 for k, f in zip(geometry.kernel_size, e, strict=True))
     one_tap = set(bcop_size) <= {1}

@@ -2,9 +2,9 @@
 
 Note [Loudest frequency]
 Where values can be looked at, it is found exactly, and proved: let λ be the largest eigenvalue of `H = KKᴴ` at some
-frequencies. A Cholesky factorization of `λI − H` at each of the others succeeds where no eigenvalue of H exceeds λ. Where it
-fails, eigenvalues are computed at a few of the frequencies that failed, λ grows, and what failed is tried again, until
-nothing fails. A factorization takes `4c³/3` flops, Gram iteration at all frequencies `6c³` for each step.
+frequencies. A Cholesky factorization of `λI − H` at each of the others succeeds where no eigenvalue of H exceeds λ.
+Where it fails, eigenvalues are computed at a few of the frequencies that failed, λ grows, and what failed is tried
+again, until nothing fails. A factorization takes `4c³/3` flops, Gram iteration at all frequencies `6c³` for each step.
 Compilers, transforms and accelerators, which cannot branch, take Gram iteration.
 """
 
@@ -45,7 +45,8 @@ def gram_iteration(x: Symbol, steps: int) -> Tensor:  # (frequencies, g, m, n) �
 def loudest_frequency(kernel: Tensor, grid: Sequence[int]) -> Tensor:  # (g, m, n, *k), m ≤ n → (g,)
     """Index of the frequency with the largest norm for each group, in half of a grid: Note [Halves] of `fourier.py`.
 
-    Norms at all others are at most as large, up to `rounding_of_proof`; by Gram iteration, their bounds of `_STEPS` steps.
+    Norms at all others are at most as large, up to `rounding_of_proof`; by Gram iteration, their bounds of `_STEPS`
+    steps.
     """
     if not has_values(kernel) or waits(kernel):
         return gram_iteration(symbol(kernel, grid), _STEPS).argmax(0)

@@ -22,7 +22,7 @@ Affine = tuple[Tensor, Tensor, Tensor, Tensor]  # I (m, c), i (m,), O (c, m), o 
 
 
 class AffineReLU(nn.Module):
-    """`x + O relu(Ix + i) + o` on an axis: convolutions of size 1 on images, dense layers on vectors. Note [Residual form].
+    """`x + O relu(Ix + i) + o` on an axis: 1×1 convolutions on images, dense layers on vectors. Note [Residual form].
 
     It has the constant of the activation that it stands for, which the parts do not show: certify before.
     """

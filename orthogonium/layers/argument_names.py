@@ -22,7 +22,8 @@ def also_named(**names: str) -> Callable[[Constructor], Constructor]:
                 if other in kwargs:
                     if name in kwargs:
                         raise ParameterError(
-                            f"{type(self).__name__}: {name} and {other} are two names of one argument. Give one of them."
+                            f"{type(self).__name__}: {name} and {other} are two names of one argument. Give one of "
+                            "them."
                         )
                     kwargs[name] = kwargs.pop(other)
             init(self, *args, **kwargs)

@@ -6,15 +6,15 @@ Here tokens x₁, …, xₙ move downhill on the energy `E(X) = (1/n) Σ_{i<j} �
 
     yᵢ = xᵢ + (η/n) Σⱼ wᵢⱼ (xⱼ − xᵢ),   wᵢⱼ = exp(−β‖xᵢ − xⱼ‖²/2)
 
-With t = β‖z‖² the derivative of ψ is `∇²ψ = e^(−t/2)(I − βzzᵀ)`, with eigenvalues `e^(−t/2)` and `(1 − t)e^(−t/2)`: at least
-`−2e^(−3/2)` (at t = 3), at most 1. So for every δ
+With t = β‖z‖² the derivative of ψ is `∇²ψ = e^(−t/2)(I − βzzᵀ)`, with eigenvalues `e^(−t/2)` and `(1 − t)e^(−t/2)`: at
+least `−2e^(−3/2)` (at t = 3), at most 1. So for every δ
 
     δᵀ∇²E δ = (1/n) Σ_{i<j} (δᵢ − δⱼ)ᵀ ∇²ψ(xᵢ − xⱼ) (δᵢ − δⱼ)
 
 lies between `−2e^(−3/2)` and 1 times `(1/n) Σ_{i<j} ‖δᵢ − δⱼ‖² = ‖δ‖² − ‖Σδᵢ‖²/n ≤ ‖δ‖²`. The derivative of y is
 `I − η∇²E`, symmetric with eigenvalues in `[1 − η, 1 + 2e^(−3/2)η]`: its norm is at most `max(1 + 2e^(−3/2)η, η − 1)`,
-everywhere, for any number of tokens and channels and any β. For η ≤ 3.6 half of the tokens at a distance of √(3/β) from the
-other half attain it.
+everywhere, for any number of tokens and channels and any β. For η ≤ 3.6 half of the tokens at a distance of √(3/β) from
+the other half attain it.
 Heads are parts of the channels that do not meet: the constant of all is that of one.
 """
 
@@ -62,7 +62,8 @@ class DistanceAttention(nn.Module):
     `1 + 2e^(−3/2)·step` (the proof is at the top of `layers/attention.py`). The same tokens in another order give the
     same result in that order. A sample takes `tokens²·embed_dim` numbers of memory.
 
-    Guarantee: 1-Lipschitz on all inputs, for every number of tokens. Some inputs attain it, for every even number of tokens.
+    Guarantee: 1-Lipschitz on all inputs, for every number of tokens. Some inputs attain it, for every even number of
+        tokens.
 
     Args:
         embed_dim: number of channels.
@@ -105,7 +106,7 @@ class DistanceAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """β = heads/channels: tokens of independent entries of size 1 are at a distance where weights are about e^-1."""
+        """β = heads/channels: at the distance of tokens with independent entries of size 1, weights are about e^-1."""
         nn.init.constant_(self.log_sharpness, math.log(self.num_heads / self.embed_dim))
 
     @property

@@ -12,9 +12,9 @@ from orthogonium.layers.guarantee import Guarantee
 class ChannelShift(nn.Module):
     """Moves parts of the channels of an image by some pixels, one part in each direction, around its border.
 
-    The channels are cut into `2·axes + 1` parts, equal but for the last one, which keeps its place and gets the rest: along
-    each spatial axis one part moves forwards and one backwards. Sequences and volumes do as well. Wu et al., "Shift: a
-    zero FLOP, zero parameter alternative to spatial convolutions" (2018), with a border that loses nothing.
+    The channels are cut into `2·axes + 1` parts, equal but for the last one, which keeps its place and gets the rest:
+    along each spatial axis one part moves forwards and one backwards. Sequences and volumes do as well. Wu et al.,
+    "Shift: a zero FLOP, zero parameter alternative to spatial convolutions" (2018), with a border that loses nothing.
 
     Guarantee: a permutation; `inverse()` undoes it.
 

@@ -1,18 +1,20 @@
 """Weights that are kept in eval, and when they are served again.
 
 Note [Eval cache]
-The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it came from.
+The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it came
+from.
 
-On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy. Comparing
-contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every way of changing
-a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. A stale weight cannot be served.
+On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy.
+Comparing contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every
+way of changing a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. A stale
+weight cannot be served.
 
-Accelerators would have to be waited for at each call, and their work could not be captured in a graph. There the weight is
-served while the raw parameters are the same memory, of the same version. So it notices
+Accelerators would have to be waited for at each call, and their work could not be captured in a graph. There the weight
+is served while the raw parameters are the same memory, of the same version. So it notices
 - all operators that write to the parameters themselves: optimizer steps, `copy_`, EMA and SWA updates, `nn.init`;
 - other memory: `.to()`, `.data = …`, `swap_tensors`, `load_state_dict(assign=True)`;
-- `train()`, `eval()` and `load_state_dict`, which forget the weight, as each call that wants gradients does (the step that
-  follows may write without a new version: shards that are gathered anew),
+- `train()`, `eval()` and `load_state_dict`, which forget the weight, as each call that wants gradients does (the step
+  that follows may write without a new version: shards that are gathered anew),
 and does not notice
 - operators that write to `parameter.data` or to other memory that overlaps: `parameter.data.add_(1)`;
 - what writes below torch: replays of captured graphs that step the optimizer, kernels of your own, collectives that

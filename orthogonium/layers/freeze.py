@@ -21,14 +21,14 @@ def freeze(
 ) -> nn.Module:
     """A copy of the model whose constrained weights are plain parameters: same outputs, nothing left to build.
 
-    What runs the model then needs none of the linear algebra behind the constraints: this is the form to export to ONNX, to
-    quantize, or to serve where even the check of the eval cache is too much. The copy is in eval mode. Training it further
-    would leave the constraint.
+    What runs the model then needs none of the linear algebra behind the constraints: this is the form to export to
+    ONNX, to quantize, or to serve where even the check of the eval cache is too much. The copy is in eval mode.
+    Training it further would leave the constraint.
 
     Args:
         model: any module; it is left as it is.
-        activations: "relu" for verifiers, which read affine maps and ReLU only: MaxMin, GroupSort(2), Abs, HouseHolder and
-            NActivation are written so, centering becomes part of the bias before
+        activations: "relu" for verifiers, which read affine maps and ReLU only: MaxMin, GroupSort(2), Abs, HouseHolder
+            and NActivation are written so, centering becomes part of the bias before
             it. Outputs agree up to rounding.
         input_shape: of one sample, where the channels of an activation cannot be read off the layers before it.
 

@@ -42,8 +42,8 @@ def _arguments(layer: Any) -> dict[str, Any]:
             sizes |= {"kernel_size": layer.taps, "image_size": layer.image_size}
     else:
         raise ParameterError(
-            f"from_torch takes nn.Linear, nn.Conv1d to 3d and their transposes, got {type(layer).__name__}. Networks as a "
-            "whole are converted by orthogonium.convert."
+            f"from_torch takes nn.Linear, nn.Conv1d to 3d and their transposes, got {type(layer).__name__}. Networks "
+            "as a whole are converted by orthogonium.convert."
         )
     weight: Tensor = layer.weight
     return {**sizes, "bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}

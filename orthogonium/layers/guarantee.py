@@ -15,11 +15,12 @@ class Guarantee:
 
     Attributes:
         kind: "orthogonal", all singular values are `constant` (for 1 an isometry or the adjoint of one; of a function
-            that is not linear, each Jacobian is one); or "lipschitz", no two inputs are moved apart by more than `constant`.
+            that is not linear, each Jacobian is one); or "lipschitz", no two inputs are moved apart by more than
+            `constant`.
         constant: the Lipschitz constant.
         each_output: whether it only holds for each output by itself.
-        image_sizes: of layers on images, what their sizes must be multiples of for the singular values to be as large as
-            promised; for other sizes the layer keeps its constant.
+        image_sizes: of layers on images, what their sizes must be multiples of for the singular values to be as large
+            as promised; for other sizes the layer keeps its constant.
         every_window: whether the padding keeps every window of an image.
         smallest: what no singular value is below, as a fraction of `constant`, if more is known than `kind` says.
         note: anything else to tell the reader.

@@ -1,10 +1,11 @@
 """Which kind of head a classifier ends in: it decides how margins become certified radii.
 
 Note [The layer that speaks last]
-What a model returns is read off its forward pass, traced symbolically (`torch.fx`) without an input: the names and the order
-of its layers say nothing. On the way from the output back to the head there may be other modules, whose forward is traced in
-turn, and modules that keep each logit 1-Lipschitz; anything else (a scaled output, a write in place, a hook) makes the head
-unknown, as does a forward pass that cannot be traced. The weight the head applies is measured, constrained or not.
+What a model returns is read off its forward pass, traced symbolically (`torch.fx`) without an input: the names and the
+order of its layers say nothing. On the way from the output back to the head there may be other modules, whose forward
+is traced in turn, and modules that keep each logit 1-Lipschitz; anything else (a scaled output, a write in place, a
+hook) makes the head unknown, as does a forward pass that cannot be traced. The weight the head applies is measured,
+constrained or not.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _norm(head: nn.Linear) -> float:
 def check_last_linear_layer_type(model: nn.Module) -> Literal["global", "classwise", "unknown"]:
     """Type of the head of `model`, to be handed to losses and certificates as `last_layer_type`.
 
-    The head is the layer whose output the model returns, however deep it is nested: in containers, in wrappers such as DDP
-    or `torch.compile`.
+    The head is the layer whose output the model returns, however deep it is nested: in containers, in wrappers such as
+    DDP or `torch.compile`.
 
     Returns:
         "global" if the whole matrix has norm ≤ 1 (OrthoLinear, SpectralLinear), "classwise" if each row has

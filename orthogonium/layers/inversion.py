@@ -1,10 +1,10 @@
 """Modules that undo others: orthogonal layers by their adjoints, permutations, chains of these.
 
 Note [Undone]
-An isometry `f`, `WᵀW = I`, is undone by its adjoint, `x = Wᵀ(f(x) − b)`, also where it has more outputs than inputs: then
-`inverse(f)(f(x)) = x`, while `f(inverse(f)(y))` is only the projection of y. Layers with fewer outputs than inputs lose
-what cannot come back, as do activations that fold: MaxMin gives (a, b) and (b, a) the same result, HouseHolder a point and
-its mirror image. All of their Jacobians are orthogonal, and they are not injective. They are refused.
+An isometry `f`, `WᵀW = I`, is undone by its adjoint, `x = Wᵀ(f(x) − b)`, also where it has more outputs than inputs:
+then `inverse(f)(f(x)) = x`, while `f(inverse(f)(y))` is only the projection of y. Layers with fewer outputs than inputs
+lose what cannot come back, as do activations that fold: MaxMin gives (a, b) and (b, a) the same result, HouseHolder a
+point and its mirror image. All of their Jacobians are orthogonal, and they are not injective. They are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Inverse(nn.Module):
         """The module itself, if it is undone from both sides."""
         if not self.both_sides:
             raise InversionError(
-                f"{type(self.module).__name__} has more outputs than inputs: its inverse forgets what is outside its range."
+                f"{type(self.module).__name__} has more outputs than inputs: its inverse forgets what is outside its "
+                "range."
             )
         return self.module
 
@@ -54,11 +55,11 @@ class Inverse(nn.Module):
 def inverse(module: nn.Module) -> nn.Module:
     """The module that undoes another one, with the same parameters: `inverse(f)(f(x)) = x` up to rounding.
 
-    Known are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular padding that
-    keeps every window, or without padding where windows tile the image; the stride must divide the image),
-    `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `ChannelShift`, `CReLU`, `Scale`, `ConcatResidual`,
-    `iResidual`, `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and chains (`nn.Sequential`)
-    of these.
+    Known are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular padding
+    that keeps every window, or without padding where windows tile the image; the stride must divide the image),
+    `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `ChannelShift`, `CReLU`, `Scale`,
+    `ConcatResidual`, `iResidual`, `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and
+    chains (`nn.Sequential`) of these.
     What folds cannot be undone: MaxMin, GroupSort, HouseHolder, Abs, and layers with fewer outputs than inputs.
 
     Raises:
@@ -97,7 +98,7 @@ def _of_torch(module: nn.Module) -> nn.Module | None:
 
 
 _REASONS = {
-    "MaxMin": "it gives (a, b) and (b, a) the same result, so that nothing can undo it; on its results it is the identity.",
+    "MaxMin": "it gives (a, b) and (b, a) the same result, which nothing can undo; on its results it is the identity.",
     "HouseHolder": "it gives a pair and its mirror image the same result, so that nothing can undo it.",
     "GroupSort": "it forgets the order of what it sorts.",
     "Abs": "it forgets signs.",

@@ -1,18 +1,18 @@
 """Invertible residual blocks, `x + fn(x)` with a contraction `fn`.
 
-Behrmann, Grathwohl, Chen, Duvenaud, Jacobsen (2019), "Invertible residual networks", with constants that are known instead
-of estimated: those that the layers of `fn` promise.
+Behrmann, Grathwohl, Chen, Duvenaud, Jacobsen (2019), "Invertible residual networks", with constants that are known
+instead of estimated: those that the layers of `fn` promise.
 
 Note [Contractions]
-`fn` is a chain of modules that promise their constants (`guarantee`) or are 1-Lipschitz activations of torch; the product of
-these, times the factor that `fn` is multiplied by, is at most `lipschitz` < 1. So `x + s·fn(x)` is undone by
+`fn` is a chain of modules that promise their constants (`guarantee`) or are 1-Lipschitz activations of torch; the
+product of these, times the factor that `fn` is multiplied by, is at most `lipschitz` < 1. So `x + s·fn(x)` is undone by
 `x ← y − s·fn(x)`, whose error shrinks by `lipschitz` in each step: after a step of length δ it is at most
 `δ·lipschitz/(1 − lipschitz)`.
 
 Note [Logarithm of the determinant]
-`log det(I + J) = Σ_k (−1)^(k+1) tr(Jᵏ)/k`, J the Jacobian of `s·fn`. The sum is cut after `terms`, which leaves out at most
-`d·lipschitz^(terms+1) / ((terms + 1)(1 − lipschitz))` for inputs of d numbers: the bias. Traces are estimated by random
-signs v, `vᵀJᵏv` (Hutchinson): their mean is the sum that was cut.
+`log det(I + J) = Σ_k (−1)^(k+1) tr(Jᵏ)/k`, J the Jacobian of `s·fn`. The sum is cut after `terms`, which leaves out at
+most `d·lipschitz^(terms+1) / ((terms + 1)(1 − lipschitz))` for inputs of d numbers: the bias. Traces are estimated by
+random signs v, `vᵀJᵏv` (Hutchinson): their mean is the sum that was cut.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def promised_constant(module: nn.Module) -> float | None:
 class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
     """`x + s·fn(x)`, where `s·fn` is a contraction, so that the block can be undone.
 
-    `fn` is multiplied by `s = lipschitz / c`, with the constant c that its layers promise (or `constant`), if c is larger
-    than `lipschitz`; else s = 1.
+    `fn` is multiplied by `s = lipschitz / c`, with the constant c that its layers promise (or `constant`), if c is
+    larger than `lipschitz`; else s = 1.
 
     Guarantee: invertible, with constant `1 + lipschitz`; distances shrink by `1 − lipschitz` at most.
 
@@ -104,8 +104,9 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         promised = promised_constant(fn) if constant is None else constant
         if promised is None or not 0 <= promised < float("inf"):
             raise ParameterError(
-                "iResidual: fn must be a chain (nn.Sequential) of layers that promise their constant, so that the branch is "
-                f"a contraction whatever the optimizer does: got {type(fn).__name__}. Pass `constant`, if you know one."
+                "iResidual: fn must be a chain (nn.Sequential) of layers that promise their constant, so that the "
+                f"branch is a contraction whatever the optimizer does: got {type(fn).__name__}. Pass `constant`, if "
+                "you know one."
             )
         self.fn, self.lipschitz, self.constant = fn, lipschitz, constant
         self.tolerance, self.max_iterations = tolerance, max_iterations
@@ -164,9 +165,9 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
             if before is not None and not bool((steps <= self.lipschitz * 1.00001 * before + 8 * smallest).all()):
                 worst = int((steps - self.lipschitz * before).argmax())
                 raise ParameterError(
-                    f"iResidual: the branch is no contraction with the constant {self.lipschitz}: points at a distance of "
-                    f"{before[worst]:.3g} have images at {steps[worst]:.3g}. Its `constant`, the guarantee of one of its "
-                    "layers, or a hook is wrong."
+                    f"iResidual: the branch is no contraction with the constant {self.lipschitz}: points at a distance "
+                    f"of {before[worst]:.3g} have images at {steps[worst]:.3g}. Its `constant`, the guarantee of one "
+                    "of its layers, or a hook is wrong."
                 )
             x, error, before = following, factor * float(steps.max()), steps
             if error <= max(self.tolerance * scale, smallest):

@@ -1,7 +1,7 @@
 """Where branches of a network meet: sums and concatenations that are no further apart than their inputs.
 
-`a + b` of two 1-Lipschitz branches has the constant 2, `cat(a, b)` has √2. Weights that sum up to 1, or whose squares do,
-bring both back to 1; they are learned, or stay as they are.
+`a + b` of two 1-Lipschitz branches has the constant 2, `cat(a, b)` has √2. Weights that sum up to 1, or whose squares
+do, bring both back to 1; they are learned, or stay as they are.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class ConvexSum(_Join):
         self._check(inputs)
         if any(x.shape != inputs[0].shape for x in inputs):
             raise ShapeError(
-                f"ConvexSum needs inputs of one shape, since broadcasting expands: got {[tuple(x.shape) for x in inputs]}."
+                "ConvexSum needs inputs of one shape, since broadcasting expands: got "
+                f"{[tuple(x.shape) for x in inputs]}."
             )
         gates = self._logarithms().softmax(0)
         total = gates[0] * inputs[0]

@@ -1,8 +1,8 @@
 """Layers by the name of their method: comparing methods is a change of one word.
 
 Each function has the arguments of its torch counterpart, `method`, and the options of that method (`niter=2` for AOL,
-`order=8` for SOC, `ortho_params=…`), and gives the layer that `orthogonium.methods.METHODS` names. The border is the same
-for all methods: "same", circular, if nothing else is said.
+`order=8` for SOC, `ortho_params=…`), and gives the layer that `orthogonium.methods.METHODS` names. The border is the
+same for all methods: "same", circular, if nothing else is said.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ LipschitzConv3d = _convolution(3, "`LipschitzConv2d` in 3 dimensions.")
 
 LipschitzConvTranspose2d = _transposed_convolution(
     2,
-    """Transposed 2-D convolution of the method with this name; arguments of `nn.ConvTranspose2d`, `method` and its options.
+    """Transposed 2-D convolution of this method: arguments of `nn.ConvTranspose2d`, `method` and its options.
 
     `padding="same"` with circular padding, the default, gives outputs `stride` times as large as the inputs.
 

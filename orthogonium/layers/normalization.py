@@ -23,12 +23,13 @@ class BatchCentering(BatchStatistics):
     In eval `μ` is the running mean, a buffer. In training it is, by `subtract`,
 
     - "batch": the mean of the batch, over space too, and gradients flow through it;
-    - "running": the running mean, the batch included, as a constant: training and eval compute the same, a single value is
-      enough, and the derivative is the identity (0.0.4).
+    - "running": the running mean, the batch included, as a constant: training and eval compute the same, a single value
+      is enough, and the derivative is the identity (0.0.4).
 
     In a distributed world the batch is the global one (`sync`).
 
-    Guarantee: in eval and for "running" a translation, so an isometry; for "batch", in training, an orthogonal projection of
+    Guarantee: in eval and for "running" a translation, so an isometry; for "batch", in training, an orthogonal
+        projection of
     the batch (plus the bias), so 1-Lipschitz.
 
     Args:
@@ -251,9 +252,9 @@ class LayerCentering(nn.Module):
         inside = x.dim() >= 2 and -x.dim() < self.axis < x.dim()
         if not inside or x.shape[self.axis] != self.num_features:
             raise ShapeError(
-                f"LayerCentering was built for {self.num_features} channels on axis {self.axis} of two or more: got shape "
-                f"{tuple(x.shape)}. Name the axis that holds them (axis=-1 for tokens: batch, time, channels), or "
-                "build it with num_features equal to their number."
+                f"LayerCentering was built for {self.num_features} channels on axis {self.axis} of two or more: got "
+                f"shape {tuple(x.shape)}. Name the axis that holds them (axis=-1 for tokens: batch, time, channels), "
+                "or build it with num_features equal to their number."
             )
         return self.axis % x.dim()
 

@@ -1,14 +1,14 @@
 """How a kernel becomes the `weight` of a layer: built when needed, kept in eval (`eval_cache.py`), assigned, copied.
 
 Note [Precision]
-Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype, autocast and the settings
-of float32 products say (Note [Products] of `linalg/products.py`).
+Constraints are numerical algorithms: they run in float32 or better, whatever the storage dtype, autocast and the
+settings of float32 products say (Note [Products] of `linalg/products.py`).
 
 Note [Constants]
 A layer whose constant is L applies L times what its kernel builds; of a block `Sx + Cσ(Ax + b)` only C and S (the skip
-connection, where it has no kernel, is multiplied in `forward`), so that activations see what they see for L = 1. The factor
-is part of the weight: frozen, assigned, measured and certified weights contain it. Like other arguments of a layer it is no
-entry of the state_dict.
+connection, where it has no kernel, is multiplied in `forward`), so that activations see what they see for L = 1. The
+factor is part of the weight: frozen, assigned, measured and certified weights contain it. Like other arguments of a
+layer it is no entry of the state_dict.
 
 Note [Copies of parametrized modules]
 torch gives each parametrized module a class of its own that holds the `weight` property, forbids pickling it, and lets
@@ -49,8 +49,8 @@ def standard_strides(x: Tensor) -> Tensor:
 class Constraint(nn.Module):
     """The parametrization of a `weight`: its kernel, the constant of the layer, and the weight that is kept in eval.
 
-    `supply` gives weights that were built beforehand, together with others (`orthogonium.building`): of the raw parameters
-    that it is asked for, or None where it has none of these.
+    `supply` gives weights that were built beforehand, together with others (`orthogonium.building`): of the raw
+    parameters that it is asked for, or None where it has none of these.
     """
 
     supply: Callable[[tuple[Tensor, ...]], Tensor | None] | None = None
@@ -157,8 +157,9 @@ class Constraint(nn.Module):
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
             raise ConstraintError(
-                f"The assigned weight is outside the set of {type(self.kernel).__name__}, or could not be recovered: what "
-                f"was found for it builds a weight that is {deviation:.1e} off (allowed {tolerance:.0e}). {INSTEAD}"
+                f"The assigned weight is outside the set of {type(self.kernel).__name__}, or could not be recovered: "
+                f"what was found for it builds a weight that is {deviation:.1e} off (allowed {tolerance:.0e}). "
+                f"{INSTEAD}"
             )
         return raw
 
@@ -185,7 +186,7 @@ Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint an
 
 
 def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> None:
-    """Make `layer.weight` what `kernel` builds of raw parameters, from a random start, times the constant of the layer."""
+    """Make `layer.weight` what `kernel` builds of raw parameters, random at first, times the constant of the layer."""
     weight: Any = layer.weight
     layer._lipschitz = check_constant(lipschitz, type(layer).__name__)
     constraint = Constraint(kernel, kernel.initial(weight.device, weight.dtype), layer.lipschitz)
@@ -223,8 +224,8 @@ class Constrained(nn.Module):
         value = check_constant(value, type(self).__name__)
         if not parametrize.is_parametrized(self, "weight"):
             raise ConstraintError(
-                f"{type(self).__name__} has a plain weight, which its constant {self.lipschitz:.6g} is part of: multiply "
-                "`weight` instead, or add a `Scale` layer."
+                f"{type(self).__name__} has a plain weight, which its constant {self.lipschitz:.6g} is part of: "
+                "multiply `weight` instead, or add a `Scale` layer."
             )
         constraint: Any = self.parametrizations.weight[0]  # type: ignore[union-attr, index]
         constraint.lipschitz, constraint._kept = value, None
@@ -262,8 +263,8 @@ class Constrained(nn.Module):
     def source(self) -> Source | None:
         """The constraint and the raw parameters that the weight is built of, if by nothing else.
 
-        There is no such pair after `remove_parametrizations`, beside a second parametrization or hooks on the first, or in
-        `parametrize.cached()`.
+        There is no such pair after `remove_parametrizations`, beside a second parametrization or hooks on the first, or
+        in `parametrize.cached()`.
         """
         chains = self._modules.get("parametrizations")
         if chains is None or parametrize._cache_enabled:
@@ -298,10 +299,10 @@ class Constrained(nn.Module):
     def from_torch(cls: type[Own], layer: nn.Module, *, steps: int = 500, **options: Any) -> Own:
         """The layer of this class that is closest to a plain one, with its sizes, bias, device and dtype.
 
-        Weights come from a formula where there is one: polar factors of matrices, multiples of the weight for methods that
-        scale. Other kernels are fitted in the direction of the weight, with a line on stderr of what takes more than two
-        seconds. Blocks with an activation inside are fitted to the activation of what the layer gives, on normal inputs. A
-        layer that is already in the set keeps its outputs. What is lost `distance_to` tells.
+        Weights come from a formula where there is one: polar factors of matrices, multiples of the weight for methods
+        that scale. Other kernels are fitted in the direction of the weight, with a line on stderr of what takes more
+        than two seconds. Blocks with an activation inside are fitted to the activation of what the layer gives, on
+        normal inputs. A layer that is already in the set keeps its outputs. What is lost `distance_to` tells.
 
         Args:
             layer: an `nn.Linear`, `nn.ConvNd` or `nn.ConvTransposeNd`, constrained or not.
@@ -320,7 +321,8 @@ class Constrained(nn.Module):
     def distance_to(self, layer: nn.Module, up_to_scale: bool = False) -> float:
         """`‖K − W‖ / ‖W‖` for the weights of this and another layer; or the smallest for all multiples of K.
 
-        Of blocks with an activation inside: that of their outputs and the activated ones of the layer, on normal inputs.
+        Of blocks with an activation inside: that of their outputs and the activated ones of the layer, on normal
+        inputs.
 
         >>> from orthogonium.layers import OrthoLinear
         >>> plain = nn.Linear(4, 4)

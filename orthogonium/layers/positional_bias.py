@@ -49,8 +49,8 @@ class PositionalBias(nn.Module):
         """Same shape as `x`, (n, *shape)."""
         if x.shape[1:] != self.shape:
             raise ShapeError(
-                f"PositionalBias belongs to samples of shape {self.shape}: got {tuple(x.shape)}. Networks with it are made "
-                "for one size of images."
+                f"PositionalBias belongs to samples of shape {self.shape}: got {tuple(x.shape)}. Networks with it are "
+                "made for one size of images."
             )
         return x + self.bias.to(x.dtype)
 

@@ -98,11 +98,11 @@ class Scale(nn.Module):
 
 
 def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
-    """Multiply the constant of a network by `lipschitz`, an equal share in each layer of its chain; returns the network.
+    """Multiply the constant of a network by `lipschitz`, an equal share in each layer of its chain, and return it.
 
     The chain is what the network consists of where it is an `nn.Sequential`, of others, to any depth. All of its n
-    constrained layers get the factor `lipschitz^(1/n)`, so that numbers on the way grow or shrink evenly. Layers inside of
-    wrappers (residual ones, for which constants do not simply multiply) keep theirs.
+    constrained layers get the factor `lipschitz^(1/n)`, so that numbers on the way grow or shrink evenly. Layers inside
+    of wrappers (residual ones, for which constants do not simply multiply) keep theirs.
 
     >>> from orthogonium.layers import MaxMin, OrthoLinear
     >>> model = spread_constant(nn.Sequential(OrthoLinear(4, 4), MaxMin(), OrthoLinear(4, 4)), 9.0)
@@ -115,8 +115,8 @@ def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
         return model
     if not layers:
         raise ParameterError(
-            f"{type(model).__name__} is no chain (nn.Sequential) with constrained layers, so that there is nothing to give "
-            f"the constant {lipschitz:.6g} to. Put a `Scale({lipschitz:.6g})` before or after it."
+            f"{type(model).__name__} is no chain (nn.Sequential) with constrained layers, so that there is nothing to "
+            f"give the constant {lipschitz:.6g} to. Put a `Scale({lipschitz:.6g})` before or after it."
         )
     share = lipschitz ** (1 / len(layers))
     for layer in dict.fromkeys(layers):  # one that is applied twice counts twice, and is scaled once

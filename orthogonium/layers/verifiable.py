@@ -1,4 +1,4 @@
-"""Plain networks of affine maps and ReLU: what `freeze(model, activations="relu")` makes of one that is frozen already."""
+"""Plain networks of affine maps and ReLU: what `freeze(model, activations="relu")` makes of a frozen one."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def rewrite(model: nn.Module, input_shape: Sequence[int] | None) -> None:
     refused += [n for n, m in model.named_modules() if isinstance(m, GroupSort) and m.group_size != 2]
     if refused:
         raise ExportError(
-            f"activations='relu' can write MaxMin, GroupSort(2), Abs, HouseHolder and NActivation: {', '.join(refused)} "
-            "sort more than pairs or are curved. Train with one of these, or freeze without activations='relu'."
+            "activations='relu' can write MaxMin, GroupSort(2), Abs, HouseHolder and NActivation: "
+            f"{', '.join(refused)} sort more than pairs or are curved. Train with one of these, or freeze without "
+            "activations='relu'."
         )
     graph = _graph(model)
     _fold_centering(model, graph)
@@ -72,8 +73,8 @@ def rewrite(model: nn.Module, input_shape: Sequence[int] | None) -> None:
             continue
         if module not in channels:
             raise ExportError(
-                f"activations='relu' writes {name or 'the model'} as matrices on its channels, whose number cannot be read "
-                "off the layers before it. Pass input_shape, the shape of one sample."
+                f"activations='relu' writes {name or 'the model'} as matrices on its channels, whose number cannot be "
+                "read off the layers before it. Pass input_shape, the shape of one sample."
             )
         new = affine_relu(module, channels[module], like)
         assert new is not None

@@ -29,8 +29,8 @@ def bjorck(
 ) -> Tensor:
     """Orthonormal factor of matrices by Björck & Bowie's iteration X ← (1+β)X − βXXᵀX.
 
-    A higher order takes more terms of `(1 − Q)^(-1/2) = 1 + Q/2 + 3Q²/8 + …` with Q = 1 − XᵀX, where β is ½: singular values
-    up to 1 stay there, and get closer to it with each term.
+    A higher order takes more terms of `(1 − Q)^(-1/2) = 1 + Q/2 + 3Q²/8 + …` with Q = 1 − XᵀX, where β is ½: singular
+    values up to 1 stay there, and get closer to it with each term.
 
     With β = ½ and singular values up to 2 none of the result exceeds 1; each σ tends to 1, slowly when it
     starts small: 20 iterations bring σ = 1e-3 to 0.9999, but σ = 1e-4 only to 0.32.
@@ -134,13 +134,14 @@ class BCOP(nn.Module):
     Paper: Li et al., "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.
     Built on c = max(in, out) channels and cut, which keeps columns (in ≤ out) or rows (in ≥ out) orthonormal.
 
-    Guarantee: every singular value is 1, circular padding, to 1e-5 in float32 and 1e-12 in float64 while Björck converges.
+    Guarantee: every singular value is 1, circular padding, to 1e-5 in float32 and 1e-12 in float64 while Björck
+        converges.
     With `padding_mode="zeros"` 1-Lipschitz.
 
     Kept from the original: a fixed number of Björck iterations, unrolled by autograd. If training makes a raw matrix
     ill-conditioned they stop short; projectors then have eigenvalues in [0, 1] and the layer is
-    1-Lipschitz but no longer orthogonal. `padding` is there for the sake of scripts that give it: images keep their size
-    whatever it says. All matrices are orthonormalised at full size c × c, also those of which half
+    1-Lipschitz but no longer orthogonal. `padding` is there for the sake of scripts that give it: images keep their
+    size whatever it says. All matrices are orthonormalised at full size c × c, also those of which half
     the columns are used. The kernel is rebuilt at every call. Stride is a pixel-unshuffle before a convolution of
     the same kernel size on in·stride² channels.
 

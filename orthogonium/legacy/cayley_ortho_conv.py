@@ -89,8 +89,9 @@ class Cayley(nn.Module):
     spatial kernel is as large as the image, and another one for every image size; eigenvalue −1 is out of reach.
     `padding` is there for the sake of scripts that give it: images keep their size whatever it says. Stride is a
     pixel-unshuffle; the convolution after it has kernel_size // stride taps (at least 1).
-    Done right here: scales beyond 32, which turn nothing any further and in float32 lose all digits, are taken back to it.
-    `orthogonium.layers.CayleyConv2d` is the same with groups, any sizes and strides, and a kernel that is kept in eval.
+    Done right here: scales beyond 32, which turn nothing any further and in float32 lose all digits, are taken back to
+    it. `orthogonium.layers.CayleyConv2d` is the same with groups, any sizes and strides, and a kernel that is kept in
+    eval.
 
     >>> layer = Cayley(4, 4, 3)
     >>> x = torch.randn(1, 4, 5, 5)

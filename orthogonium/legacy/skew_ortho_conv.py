@@ -41,8 +41,8 @@ def unfoldings(kernel: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (co,
 def fantastic_four(conv_filter: Tensor, num_iters: int | None = None) -> Tensor:  # (co, ci, k1, k2) → scalar
     """Upper bound √(k1·k2) · min ‖unfolding‖ of the norm of a convolution, over its four `unfoldings`.
 
-    A certificate for any image size, circular or zero padded: the matrix norms are exact, by SVD. With `num_iters` they are
-    estimated by that many power iterations instead, as first published: from below.
+    A certificate for any image size, circular or zero padded: the matrix norms are exact, by SVD. With `num_iters` they
+    are estimated by that many power iterations instead, as first published: from below.
 
     >>> fantastic_four(torch.eye(4)[..., None, None])
     tensor(1.)

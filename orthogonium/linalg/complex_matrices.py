@@ -1,9 +1,9 @@
-"""Complex matrices as real ones of twice the size, so that everything known of real matrices serves them, derivatives too.
+"""Complex matrices as real ones of twice the size, so that all that is known of real matrices serves them.
 
 Each entry `a + ib` becomes the block `[[a, −b], [b, a]]`. Sums, products and transposes of such real forms are the real
-forms of sums, products and *conjugate* transposes. So a function of matrices that consists of these, or is a limit of them
-(polar factors, exponentials, the Cayley transform, projections onto ranges), does to the real form what it does to the
-complex matrix. Rows and columns keep their order, so that cutting and filling up with zeros commute with it, too.
+forms of sums, products and *conjugate* transposes. So a function of matrices that consists of these, or is a limit of
+them (polar factors, exponentials, the Cayley transform, projections onto ranges), does to the real form what it does to
+the complex matrix. Rows and columns keep their order, so that cutting and filling up with zeros commute with it, too.
 """
 
 from __future__ import annotations

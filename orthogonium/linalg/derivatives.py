@@ -1,10 +1,10 @@
 """Functions whose first derivative is written by hand, and all of whose derivatives are right.
 
 Note [Derivatives by hand]
-A training step asks for one derivative, backwards, of real tensors: a `HandWritten` function then runs as one node of the
-graph, and its adjoint uses what the algorithm left behind. Such values are constants to autograd, so that a derivative of
-that derivative would lack terms, in silence. Hence everything else takes the plain operators of `plain`, which torch
-differentiates: compilers, transforms of functions (`torch.func`), forward derivatives, batches of gradients
+A training step asks for one derivative, backwards, of real tensors: a `HandWritten` function then runs as one node of
+the graph, and its adjoint uses what the algorithm left behind. Such values are constants to autograd, so that a
+derivative of that derivative would lack terms, in silence. Hence everything else takes the plain operators of `plain`,
+which torch differentiates: compilers, transforms of functions (`torch.func`), forward derivatives, batches of gradients
 (`is_grads_batched`, `vectorize=True`), and the adjoint itself when it is to be differentiated once more
 (`create_graph=True`).
 """
@@ -22,7 +22,7 @@ from orthogonium.linalg.precision import full_precision_backward, has_values
 
 
 class HandWritten(ABC):
-    """A function of tensors (and of constants) to one tensor. Never instantiated: subclasses are called by `evaluate`."""
+    """A function of tensors (and constants) to one tensor. Never instantiated: subclasses are called by `evaluate`."""
 
     @staticmethod
     @abstractmethod

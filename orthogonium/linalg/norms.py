@@ -42,8 +42,8 @@ def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) →
     With `G₀ = WWᵀ` (smaller side) and `Gᵢ₊₁ = GᵢGᵢᵀ`, `‖W‖ ≤ ‖G_N‖_F^(2^-(N+1))`; each step halves the logarithm of
     the looseness, at most `rank^(2^-(N+2))`: 1.05 for rank 512 after 5 steps. The recursion is scaled by powers kept
     in a logarithm. A product of r × n and n × r matrices is off by `r·n·eps/2` of its norm at most, errors pass through
-    roots, and the sum of all is below `r·n·eps/2`, by which the result is inflated: next to nothing in float64, which CPUs
-    take for float32, too. Elsewhere float32 is inflated by `n·eps/2`, more than errors that do not all add up.
+    roots, and the sum of all is below `r·n·eps/2`, by which the result is inflated: next to nothing in float64, which
+    CPUs take for float32, too. Elsewhere float32 is inflated by `n·eps/2`, more than errors that do not all add up.
     """
     if float64_is_cheap(w):
         return _upward(spectral_norm_bound(w.double(), steps).to(w.dtype))
@@ -69,14 +69,14 @@ def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) →
 
 
 def _upward(bound: Tensor) -> Tensor:
-    """A positive number, rounded up: below `tiny` numbers have no relative precision, one step of theirs is eps·tiny."""
+    """A positive number, rounded up: below `tiny`, numbers have no relative precision, and lie eps·tiny apart."""
     info = torch.finfo(bound.dtype)
     return bound * (1 + info.eps) + torch.where(bound > 0, info.eps * info.tiny, 0.0)
 
 
 @full_precision
 def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → the same shape
-    """`W / bound` with the certified `spectral_norm_bound`: the largest singular value is at most 1, and at least `1/1.06`.
+    """`W / bound` with the certified `spectral_norm_bound`: the largest singular value is between `1/1.06` and 1.
 
     Zero stays zero.
 

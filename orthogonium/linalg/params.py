@@ -53,8 +53,8 @@ def check_ortho_params(ortho_params: object) -> None:
     """Reject what is not an `OrthoParams`."""
     if not isinstance(ortho_params, OrthoParams):
         raise ParameterError(
-            f"ortho_params must be an OrthoParams, got {ortho_params!r}. See the presets of orthogonium.reparametrizers, "
-            "e.g. QR_ORTHO_PARAMS."
+            f"ortho_params must be an OrthoParams, got {ortho_params!r}. See the presets of "
+            "orthogonium.reparametrizers, e.g. QR_ORTHO_PARAMS."
         )
 
 

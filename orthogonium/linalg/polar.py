@@ -1,14 +1,14 @@
 """The orthogonal polar factor, the nearest orthogonal matrix: by matrix products, with its exact derivative.
 
-The iteration applies odd polynomials to the singular values, which are minimax on a shrinking interval around 1 (Amsel et
-al. 2025, "The Polar Express"), so that fourteen steps serve every condition number up to 1e6.
+The iteration applies odd polynomials to the singular values, which are minimax on a shrinking interval around 1 (Amsel
+et al. 2025, "The Polar Express"), so that fourteen steps serve every condition number up to 1e6.
 
 Note [Derivative of the polar factor]
 Steps that lift small singular values multiply rounding errors, too, and those of a derivative taken step by step never
 heal. The exact one comes from `W = HQ` with H symmetric: for a tangent V of W let `A = VQᵀ`, and let the skew X solve
 `HX + XH = A − Aᵀ`. Then the tangent of Q is `XQ + H⁻¹(V − AQ)`. Q is the gradient of the sum of singular values: its
-derivative is symmetric, and the same formula takes gradients backwards. `H⁻¹` solves such an equation as well, with 2I on
-the right. So all derivatives follow from that of one linear equation, which is an equation of the same kind.
+derivative is symmetric, and the same formula takes gradients backwards. `H⁻¹` solves such an equation as well, with 2I
+on the right. So all derivatives follow from that of one linear equation, which is an equation of the same kind.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def _is_nested() -> bool:
 
 
 def _nested_tangents(tangent: Tensor) -> AbstractContextManager[object]:
-    """Torch turns forward derivatives off inside of one: outer ones would take what is computed there for a constant."""
+    """Torch turns forward derivatives off inside of one: outer ones would take what is computed there as constant."""
     if not _is_nested():
         return nullcontext()
     if torch._C._functorch.is_batchedtensor(tangent):
         raise DerivativeError(
-            "polar: forward derivatives of forward derivatives cannot be batched (jacfwd of jacfwd, vmap of jvp of jvp). "
-            "Take one of the two backwards: torch.func.hessian, jacfwd of jacrev, or torch.autograd.functional."
+            "polar: forward derivatives of forward derivatives cannot be batched (jacfwd of jacfwd, vmap of jvp of "
+            "jvp). Take one of the two backwards: torch.func.hessian, jacfwd of jacrev, or torch.autograd.functional."
         )
     return forward_ad._set_fwd_grad_enabled(True)
 
@@ -83,7 +83,8 @@ class _Sylvester(torch.autograd.Function):
     def forward(h: Tensor, b: Tensor) -> Tensor:  # (..., r, r), (..., k, r, r)
         values, vectors = torch.linalg.eigh(h)
         eps = torch.finfo(h.dtype).eps
-        # Keeps the gradient of rank-deficient matrices finite. A shift would do so at the cost of all small eigenvalues.
+        # Keeps the gradient of rank-deficient matrices finite. A shift would do so at the cost of all small
+        # eigenvalues.
         values = values.maximum(_FLOOR * eps * values[..., -1:].clamp_min(eps))
         vectors = vectors[..., None, :, :]
         sums = values[..., None, :, None] + values[..., None, None, :]

@@ -92,8 +92,8 @@ def _is_dual(x: Tensor) -> bool:
 def float64_is_cheap(x: Tensor) -> bool:
     """Whether `x` is in float32 where float64 takes twice the time, not 64 times: on CPUs.
 
-    However orthogonal a result is in float32, it is off from the exact one by its condition number times eps, and so are
-    gradients. Float64 makes them exact to float32.
+    However orthogonal a result is in float32, it is off from the exact one by its condition number times eps, and so
+    are gradients. Float64 makes them exact to float32.
     """
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
@@ -113,7 +113,7 @@ def check_matrix(w: Tensor, name: str) -> None:
 
 
 def exports_to_onnx() -> bool:
-    """Whether a model is being exported to ONNX, which has no Fourier transforms of real images and no factorizations."""
+    """Whether a model is being exported to ONNX, which has no Fourier transforms of images and no factorizations."""
     return torch.onnx.is_in_onnx_export()
 
 
@@ -125,8 +125,8 @@ def refuse_onnx(name: str) -> None:
     """ONNX has sums and products, but no factorization of matrices."""
     if exports_to_onnx():
         raise ExportError(
-            f"{name}: ONNX has no operator for this constraint, which would be computed at every call. Export a copy with "
-            "plain weights: `orthogonium.layers.freeze(model)`."
+            f"{name}: ONNX has no operator for this constraint, which would be computed at every call. Export a copy "
+            "with plain weights: `orthogonium.layers.freeze(model)`."
         )
 
 
@@ -146,8 +146,8 @@ def may_look(w: Tensor) -> bool:
 def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> Tensor:
     """Warn when `w`, meant to have min(rows, columns) singular values equal to 1, has lost directions.
 
-    Each lost direction takes 1 from the squared Frobenius norm; by default more than rounding is reported. Accelerators are
-    not waited for: there, audits and certificates find what is lost.
+    Each lost direction takes 1 from the squared Frobenius norm; by default more than rounding is reported. Accelerators
+    are not waited for: there, audits and certificates find what is lost.
     """
     if may_look(w) and w.numel():
         rank = min(w.shape[-2:])

@@ -1,23 +1,25 @@
 """Products of float32 matrices in float32, whatever torch has been allowed to make of them.
 
 Note [Products]
-`torch.set_float32_matmul_precision("high")`, `allow_tf32` and `fp32_precision` let hardware round the factors of a product
-to 10 bits (TF32) or 7 bits (bfloat16). A matrix that was orthogonal to 1e-7 then is to 1e-3. So the arithmetic of
-constraints turns these settings off and puts them back, also after an exception:
+`torch.set_float32_matmul_precision("high")`, `allow_tf32` and `fp32_precision` let hardware round the factors of a
+product to 10 bits (TF32) or 7 bits (bfloat16). A matrix that was orthogonal to 1e-7 then is to 1e-3. So the arithmetic
+of constraints turns these settings off and puts them back, also after an exception:
 
 - Where it runs as it is written, forward and backward each hold the settings while they run (`held`).
-- What is compiled, traced or transformed (`torch.func`) runs later, or inside of what cannot be held: there, while a setting
-  is on, it is computed in float64, which none of them touches. That takes twice the time on CPUs and the GPUs of data
-  centres, and longer on GPUs that are slow in float64; `freeze`, or the default setting, spares it.
+- What is compiled, traced or transformed (`torch.func`) runs later, or inside of what cannot be held: there, while a
+  setting is on, it is computed in float64, which none of them touches. That takes twice the time on CPUs and the GPUs
+  of data centres, and longer on GPUs that are slow in float64; `freeze`, or the default setting, spares it.
 
-Autocast reaches derivatives, too, where `backward` or `autograd.grad` is called inside of it. What is built under autocast
-holds it off in its derivatives as well. Not so what is built outside and derived inside, nor what `torch.func` derives
-inside: there, parts of a derivative are as exact as autocast makes them. Torch advises against all of these: end autocast
+Autocast reaches derivatives, too, where `backward` or `autograd.grad` is called inside of it. What is built under
+autocast holds it off in its derivatives as well. Not so what is built outside and derived inside, nor what `torch.func`
+derives inside: there, parts of a derivative are as exact as autocast makes them. Torch advises against all of these:
+end
+    autocast
 with the forward pass.
 
-The settings are global, torch has none for a thread. Threads that build at the same time share one hold, which ends with
-the last of them; until then the products of all other threads are in full precision too, and a setting that another thread
-makes may be undone.
+The settings are global, torch has none for a thread. Threads that build at the same time share one hold, which ends
+with the last of them; until then the products of all other threads are in full precision too, and a setting that
+another thread makes may be undone.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ def held(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Held(torch.autograd.Function):
-    """`(function, *tensors)` → a tuple of tensors. Its graph is one of its own, so that its backward can be held, too."""
+    """`(function, *tensors)` → a tuple of tensors. It has a graph of its own, so that its backward can be held, too."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:

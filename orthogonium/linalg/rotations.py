@@ -42,10 +42,10 @@ def _series(a: Tensor, terms: int) -> Tensor:
 def _whole_exponential(a: Tensor) -> Tensor:
     """`exp(A) − I` for ‖A‖ ≤ `MAX_NORM`: that of `A / 2⁸`, whose series is short, squared eight times.
 
-    `(I + Y)² = I + (2Y + Y²)`: without I in the squares, rounding is relative to Y, and doubling it eight times makes up for
-    the division. Autograd differentiates these products step by step, to 1e-6 in float32. The derivative of
-    `torch.linalg.matrix_exp` is an exponential of a matrix that holds the gradient as well: a large gradient has it squared
-    many times more, to an error of 2e-4 (512×512), and its number of squarings makes accelerators wait.
+    `(I + Y)² = I + (2Y + Y²)`: without I in the squares, rounding is relative to Y, and doubling it eight times makes
+    up for the division. Autograd differentiates these products step by step, to 1e-6 in float32. The derivative of
+    `torch.linalg.matrix_exp` is an exponential of a matrix that holds the gradient as well: a large gradient has it
+    squared many times more, to an error of 2e-4 (512×512), and its number of squarings makes accelerators wait.
     """
     terms = 5 if a.dtype == torch.float32 else 10  # what is cut off, (‖A‖/2⁸)ⁿ/(n + 1)! of the whole, is 4e-8 or 2e-17
     result = _series(a / 2**SQUARINGS, terms)

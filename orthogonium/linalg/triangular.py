@@ -9,33 +9,36 @@ Tall matrices are transposed: their columns are orthonormalized.
 
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
-A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes serve
-κ ≤ 5e3 (2e7 in float64) and three serve κ ≤ 1e6. The shift keeps rank-deficient input finite (lost directions come out as
-zero), and what it takes from the other directions is given back in the later passes.
+A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes
+serve κ ≤ 5e3 (2e7 in float64) and three serve κ ≤ 1e6. The shift keeps rank-deficient input finite (lost directions
+come out as zero), and what it takes from the other directions is given back in the later passes.
 
 Note [Passes]
-On CPUs, what a pass leaves is measured. Without a shift one is enough for κ ≤ 6 or so, which is what training makes of most
-matrices that are not square (of the CIFAR-10 network that comes with the library: of all but one). A second one is exact to
-a few eps if the first left 4e-3 at most. However orthonormal W is, it is off by κ·eps/10 from the factor of X, and so are
-gradients. Hence what needs more in float32 starts again in float64. There more means shifted passes, up to four. No singular
-value exceeds 1 after the first of them, so that `r − trace(XXᵀ)` bounds what is missing of the smallest one: where it is
-below ½ at the beginning of a pass, that pass is the last one. If four were not enough, it warns. To look at values would
-make an accelerator wait: there, and where there are no values, it is always three shifted passes, in the precision of X.
+On CPUs, what a pass leaves is measured. Without a shift one is enough for κ ≤ 6 or so, which is what training makes of
+most matrices that are not square (of the CIFAR-10 network that comes with the library: of all but one). A second one is
+exact to a few eps if the first left 4e-3 at most. However orthonormal W is, it is off by κ·eps/10 from the factor of X,
+and so are gradients. Hence what needs more in float32 starts again in float64. There more means shifted passes, up to
+four. No singular value exceeds 1 after the first of them, so that `r − trace(XXᵀ)` bounds what is missing of the
+smallest one: where it is below ½ at the beginning of a pass, that pass is the last one. If four were not enough, it
+warns. To look at values would make an accelerator wait: there, and where there are no values, it is always three
+shifted passes, in the precision of X.
 
 Note [What a pass leaves]
-`E = WWᵀ − I` itself costs as much as half a pass. Its norm is estimated by two steps of the power method from eight random
-vectors: `‖E²v‖ / ‖Ev‖`, two thirds of ‖E‖ for what rounding leaves, and a fifth of it at worst (one direction that is far
+`E = WWᵀ − I` itself costs as much as half a pass. Its norm is estimated by two steps of the power method from eight
+random vectors: `‖E²v‖ / ‖Ev‖`, two thirds of ‖E‖ for what rounding leaves, and a fifth of it at worst (one direction
+that is
+    far
 off among thousands). So with 16 eps, singular values are off by 1e-6, and by less than 1e-5 at worst, in float32.
 
 Note [Preconditioning]
-Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives of
-any order L may be taken off first, as a constant, which leaves a nearly orthonormal matrix: one Cholesky factorization, of
-a matrix near I.
+Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives
+of any order L may be taken off first, as a constant, which leaves a nearly orthonormal matrix: one Cholesky
+factorization, of a matrix near I.
 
 Note [Layouts]
-A quarter of the time of a build is triangular solves. LAPACK is fastest from the right, on tall right-hand sides stored by
-columns (`Xᵀ` for the row-major X) and with a triangle stored by columns, too: forward that is the upper factor as Cholesky
-gives it, backward the transpose of a product. Otherwise it takes 1.5 times as long.
+A quarter of the time of a build is triangular solves. LAPACK is fastest from the right, on tall right-hand sides stored
+by columns (`Xᵀ` for the row-major X) and with a triangle stored by columns, too: forward that is the upper factor as
+Cholesky gives it, backward the transpose of a product. Otherwise it takes 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -213,8 +216,8 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
 
     The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 1e-6 of 1
     in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no result: lost
-    directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, which would have to be
-    waited for).
+    directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, which would have
+    to be waited for).
 
     Args:
         w: matrices, any scale.

@@ -60,8 +60,8 @@ def _binary(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     p = torch.where(p < 0, 0.0, p)
     if p.device.type == "cpu" and not torch.compiler.is_compiling() and len(p) and (p == p[0]).all() and p[0] in (0, 1):
         warn(
-            f"All {len(p)} labels are {'positive' if p[0] else 'negative'}: the other class has no mean, and KR is that of "
-            "one class alone, which moves all scores one way. Use larger or stratified batches.",
+            f"All {len(p)} labels are {'positive' if p[0] else 'negative'}: the other class has no mean, and KR is "
+            "that of one class alone, which moves all scores one way. Use larger or stratified batches.",
             NumericalWarning,
         )
     return scores, p

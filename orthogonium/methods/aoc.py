@@ -6,11 +6,11 @@ applied to the thinner side: to the RKO kernel itself where its rows are orthono
 rotation otherwise.
 
 Note [In turn]
-A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its images
-one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each pixel
-instead of 18 c², and no kernel is built, which saves about 65 c³ flops of a training step. The images in between take
-memory, though: it is worth it while there are not many more pixels than channels. A weight that is kept (in eval) is
-better: one convolution has less overhead than many thin products.
+A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its
+images one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each
+pixel instead of 18 c², and no kernel is built, which saves about 65 c³ flops of a training step. The images in between
+take memory, though: it is worth it while there are not many more pixels than channels. A weight that is kept (in eval)
+is better: one convolution has less overhead than many thin products.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class OrthogonalKernel(ConvKernel):
         self.has_rko = plan.method != "bcop"
         # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is none.
         self.rotate = plan.method == "bcop" or (plan.method == "rko ⊛ bcop" and not self.rows)
-        # BCOP multiplies the kernel from the left: its adjoint, where rows are to be orthonormal or there are fewer of them.
+        # BCOP multiplies the kernel from the left: its adjoint, where rows are to be orthonormal or there are fewer of
+        # them.
         self.on_adjoint = self.rows if self.has_rko else co < ci
         # Side of the projectors, and the other side of the kernel they are applied to.
         self.channels, self.columns = (max(ci, co), min(ci, co)) if not self.has_rko else (plan.inner_channels, ci)
@@ -59,7 +60,8 @@ class OrthogonalKernel(ConvKernel):
         if self.has_rko:
             self.orthogonalize = ortho_params.build(self.raw_shapes[-1])
         self.trainable = any(math.prod(shape) for shape in self.raw_shapes)  # one channel per group may leave none
-        # Note [In turn]. A rotation to at least as many channels comes first; then the order of all factors is reversed.
+        # Note [In turn]. A rotation to at least as many channels comes first; then the order of all factors is
+        # reversed.
         self.dense_first = not self.has_rko and co >= ci
         self.factor_count = self._count_factors()
 

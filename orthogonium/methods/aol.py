@@ -5,10 +5,10 @@ first follow Delattre et al. (2023), "Efficient bound of Lipschitz constant for 
 (Note [Dominating diagonal] of `kernels/dominance.py`).
 
 Note [Kinks]
-Layers start next to orthogonal kernels, whose Gram kernel is zero but for its diagonal: next to the kinks of |G|. There the
-gradient is made of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign of a thousand wrong, and
-the gradient by 1e-2. So CPUs compute the diagonal in float64. Accelerators, where that may take 64 times as long, do
-not: their gradient is a subgradient at a kernel next to this one, as close as rounding.
+Layers start next to orthogonal kernels, whose Gram kernel is zero but for its diagonal: next to the kinks of |G|. There
+the gradient is made of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign of a thousand
+wrong, and the gradient by 1e-2. So CPUs compute the diagonal in float64. Accelerators, where that may take 64 times as
+long, do not: their gradient is a subgradient at a kernel next to this one, as close as rounding.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AlmostOrthogonalKernel(ConvKernel):
         return raw, torch.zeros(self.geometry.groups, self.channels, device=device, dtype=dtype)
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The kernel itself, with the weights that make all scales equal: Note [Equal scales] of `kernels/dominance.py`."""
+        """The kernel itself, with weights that make all scales equal: Note [Equal scales] of `kernels/dominance.py`."""
         raw = weight.clone()
         if self.channels == 1:
             return (raw,)

@@ -1,10 +1,10 @@
 """Several kernels of one kind at once.
 
 Note [Batches]
-Constructions are batched over groups, which do not depend on each other. So n kernels of one geometry are the groups of one
-kernel with n times the groups: `group_axes` says which axis of each raw parameter counts groups (the last entry is that of
-all parameters that follow), and results count them on the first one. Kernels of matrices have no groups, and build stacks
-of matrices as they are: their `group_axes` are empty.
+Constructions are batched over groups, which do not depend on each other. So n kernels of one geometry are the groups of
+one kernel with n times the groups: `group_axes` says which axis of each raw parameter counts groups (the last entry is
+that of all parameters that follow), and results count them on the first one. Kernels of matrices have no groups, and
+build stacks of matrices as they are: their `group_axes` are empty.
 
 What is not known to treat groups apart is built one by one: kernels without `group_axes`, orthogonalizers that are not
 `batched`, and whatever has hooks.
@@ -27,7 +27,7 @@ _kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # of what 
 
 
 def kind(kernel: Kernel) -> Hashable | None:
-    """What kernels have in common that may be built at once: type, sizes and options. None for one that is built alone."""
+    """What kernels that may be built at once have in common: type, sizes, options. None for one that is built alone."""
     if "build" in vars(kernel) or _hooks(kernel):
         return None
     if kernel not in _kinds:

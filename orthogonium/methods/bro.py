@@ -1,15 +1,15 @@
 """Block reflectors at each frequency of the image.
 
 Lai et al. (2025), "Enhancing certified robustness via block reflector orthogonal layers and logit annealing loss":
-`I − 2V(VᴴV)⁻¹Vᴴ` for V with r columns, which needs no iteration. It reflects the range of V, so that it is its own inverse;
-with `r = c` it would be −I, whatever V is. Where inputs and outputs differ in number, the rows or columns of the larger
-square are cut. Here the range is given an orthonormal basis by QR, which is exact for every V.
+`I − 2V(VᴴV)⁻¹Vᴴ` for V with r columns, which needs no iteration. It reflects the range of V, so that it is its own
+inverse; with `r = c` it would be −I, whatever V is. Where inputs and outputs differ in number, the rows or columns of
+the larger square are cut. Here the range is given an orthonormal basis by QR, which is exact for every V.
 
 Note [Lost rank]
-Where columns of V depend on each other, QR fills up the basis with directions that rounding decides. Those of a real form
-need not come in pairs, v and iv, and those at frequencies ω and −ω need not be conjugate: what is left of such a reflector
-in a real kernel would expand. So if a real form is none of a complex matrix, or cannot be looked at, values come from
-complex QR at one of each two frequencies. Derivatives come from the real form, where they are finite.
+Where columns of V depend on each other, QR fills up the basis with directions that rounding decides. Those of a real
+form need not come in pairs, v and iv, and those at frequencies ω and −ω need not be conjugate: what is left of such a
+reflector in a real kernel would expand. So if a real form is none of a complex matrix, or cannot be looked at, values
+come from complex QR at one of each two frequencies. Derivatives come from the real form, where they are finite.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class BlockReflectorKernel(CircleKernel):
             )
         if rank is not None and (not isinstance(rank, int) or not 0 < rank < self.channels):
             raise ParameterError(
-                f"BRO: rank, the number of directions that are reflected, must be between 1 and {self.channels - 1} for "
-                f"{self.channels} channels of a group (outputs, or inputs times strides), got {rank!r}."
+                f"BRO: rank, the number of directions that are reflected, must be between 1 and {self.channels - 1} "
+                f"for {self.channels} channels of a group (outputs, or inputs times strides), got {rank!r}."
             )
         self.rank = self.channels // 2 if rank is None else rank
 

@@ -1,8 +1,8 @@
 """Cayley transform at each frequency of the image.
 
-Trockman, Kolter (2021), "Orthogonalizing convolutional layers with the Cayley transform". The transform of `W = [U; V]` with
-`A = U − Uᴴ + VᴴV` is `[(I − A)(I + A)⁻¹; −2V(I + A)⁻¹]`; wide matrices are transposed first. It depends on the scale of W,
-which is a parameter of its own: `α·W/‖W‖`. Eigenvalues −1 are approached, not reached.
+Trockman, Kolter (2021), "Orthogonalizing convolutional layers with the Cayley transform". The transform of `W = [U; V]`
+with `A = U − Uᴴ + VᴴV` is `[(I − A)(I + A)⁻¹; −2V(I + A)⁻¹]`; wide matrices are transposed first. It depends on the
+scale of W, which is a parameter of its own: `α·W/‖W‖`. Eigenvalues −1 are approached, not reached.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Kernels that are made orthogonal at each frequency of the image: what Cayley, LOT, BRO and ECO share.
 
 Note [Image sizes]
-Their kernel has as many taps as the image has pixels (Note [Circles] of `kernels/circle.py`), and another value for each
-image size: the raw parameters are a few taps, whose symbol `V(ω)` is known for every frequency ω, and the symbol of the
-kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that images of this size have. A size that divides another
-has frequencies of the larger one: on its circle, the larger kernel wraps around to the smaller.
+Their kernel has as many taps as the image has pixels (Note [Circles] of `kernels/circle.py`), and another value for
+each image size: the raw parameters are a few taps, whose symbol `V(ω)` is known for every frequency ω, and the symbol
+of the kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that images of this size have. A size that
+divides another has frequencies of the larger one: on its circle, the larger kernel wraps around to the smaller.
 
-So images of any size are convolved with a kernel that is orthogonal for them. `grid` is the number of pixels on each axis
-behind the stride for which `build` builds; `build_on` builds for another one.
+So images of any size are convolved with a kernel that is orthogonal for them. `grid` is the number of pixels on each
+axis behind the stride for which `build` builds; `build_on` builds for another one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CircleKernel(ConvKernel):
 
 
 def unit_taps(raw: Tensor, groups: int) -> Tensor:  # (g·m, n, *k) → (g, m, n, *k)
-    """Each group divided by its largest entry, a constant for the gradient: for functions that do not depend on scale."""
+    """Each group divided by its largest entry, a constant for the gradient: for functions that ignore the scale."""
     x = raw.unflatten(0, (groups, -1))
     largest = x.detach().abs().amax(tuple(range(1, x.dim())), keepdim=True)
     return x / torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -1,14 +1,14 @@
 """Explicitly constructed orthogonal convolutions: a unitary matrix for each of a few frequencies.
 
-Yu, Li, Cai, Zhu, Chen (2022), "Constructing orthogonal convolutions in an explicit manner". A kernel with κ taps on each
-axis is orthogonal on a circle of κ pixels if its symbol is unitary at the κ frequencies there. On an image of m pixels,
-`d = m/κ`, its taps are set d pixels apart (dilation), so that the image falls apart into circles of κ pixels. So κ must
-divide m. The paper has κ = k, the kernel size; here κ is the smallest divisor of m that is not below k (m itself, if that
-is smaller), which serves every image: 3 on 9 pixels, 4 on 8.
+Yu, Li, Cai, Zhu, Chen (2022), "Constructing orthogonal convolutions in an explicit manner". A kernel with κ taps on
+each axis is orthogonal on a circle of κ pixels if its symbol is unitary at the κ frequencies there. On an image of m
+pixels, `d = m/κ`, its taps are set d pixels apart (dilation), so that the image falls apart into circles of κ pixels.
+So κ must divide m. The paper has κ = k, the kernel size; here κ is the smallest divisor of m that is not below k (m
+itself, if that is smaller), which serves every image: 3 on 9 pixels, 4 on 8.
 
-With stride s, m counts the pixels behind it, and `⌈k/s⌉` takes the place of k. The cost does not grow with the image, if
-that has small divisors; the taps move apart with it. Unitary matrices are exponentials `exp(M − Mᴴ)`, cut to the shape that
-is needed.
+With stride s, m counts the pixels behind it, and `⌈k/s⌉` takes the place of k. The cost does not grow with the image,
+if that has small divisors; the taps move apart with it. Unitary matrices are exponentials `exp(M − Mᴴ)`, cut to the
+shape that is needed.
 """
 
 from __future__ import annotations

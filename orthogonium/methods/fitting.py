@@ -2,9 +2,9 @@
 
 Note [Fit]
 An orthogonal kernel has a fixed norm, so that the one closest to a weight W is the one that overlaps with it most: the
-distance of `K/‖K‖` and `W/‖W‖` is minimized, in float64, by L-BFGS. From random starts this finds kernels that are in the
-set (distance 0), and for others overlaps within a few thousandths of each other. Starting where a formula is roughly right
-saves most of the steps.
+distance of `K/‖K‖` and `W/‖W‖` is minimized, in float64, by L-BFGS. From random starts this finds kernels that are in
+the set (distance 0), and for others overlaps within a few thousandths of each other. Starting where a formula is
+roughly right saves most of the steps.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from orthogonium.kernels import ConvGeometry
 Device = torch.device | str | None
 Raw = tuple[Tensor, ...]  # raw parameters
 INSTEAD = (
-    "Make the closest layer of a plain one by `from_torch` (`AdaptiveOrthoConv2d.from_torch(conv)`), load the state_dict of "
-    "a layer of the same sizes, draw a random weight by `layer.reset_parameters()`, or remove the constraint: "
-    "`torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')`."
+    "Make the closest layer of a plain one by `from_torch` (`AdaptiveOrthoConv2d.from_torch(conv)`), load the "
+    "state_dict of a layer of the same sizes, draw a random weight by `layer.reset_parameters()`, or remove the "
+    "constraint: `torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')`."
 )
 
 
@@ -26,15 +26,15 @@ class Kernel(nn.Module):
     A kernel that can be applied without being built has `factors(*raw)`, too: Note [In turn] of `aoc.py`.
 
     Note [Assignment]
-    `layer.weight = w` sets the raw parameters that `invert` finds. Where the map of the method takes any weight of the right
-    shape (`projects`), w itself is the raw parameter and the layer gets what the method makes of it: the weight closest to
-    w, or one as good. Elsewhere `invert` recovers a weight that is one of the set (another layer's, a frozen model's), and
-    what it finds must build w again, or w is refused.
+    `layer.weight = w` sets the raw parameters that `invert` finds. Where the map of the method takes any weight of the
+    right shape (`projects`), w itself is the raw parameter and the layer gets what the method makes of it: the weight
+    closest to w, or one as good. Elsewhere `invert` recovers a weight that is one of the set (another layer's, a frozen
+    model's), and what it finds must build w again, or w is refused.
 
     Note [Closest]
-    `from_torch` starts a layer from any weight: from `nearest` where there is a formula for the closest kernel of the set (a
-    polar factor) or for the multiple of the weight that is in it (methods that scale), else from a fit that begins at
-    `guess` (Note [Fit] of `fitting.py`).
+    `from_torch` starts a layer from any weight: from `nearest` where there is a formula for the closest kernel of the
+    set (a polar factor) or for the multiple of the weight that is in it (methods that scale), else from a fit that
+    begins at `guess` (Note [Fit] of `fitting.py`).
     """
 
     projects = False  # Note [Assignment]

@@ -1,8 +1,8 @@
 """Layer-wise orthogonal training: the polar factor at each frequency of the image.
 
-Xu, Li, Li (2022), "LOT: Layer-wise orthogonal training on improving l2 certified robustness": `(VVᴴ)^(-1/2) V`, the unitary
-matrix closest to V. The published Newton iteration of the root is replaced by minimax steps with an exact derivative
-(`linalg/polar.py`): ten Newton steps leave singular values of 0.05.
+Xu, Li, Li (2022), "LOT: Layer-wise orthogonal training on improving l2 certified robustness": `(VVᴴ)^(-1/2) V`, the
+unitary matrix closest to V. The published Newton iteration of the root is replaced by minimax steps with an exact
+derivative (`linalg/polar.py`): ten Newton steps leave singular values of 0.05.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orthogonium.methods.kernel import Device
 
 
 class PolarKernel(CircleKernel):
-    """Raw parameter: taps `(out, in/g, *k)` of any scale. Their symbol must have full rank, as that of most taps has."""
+    """Raw parameter: taps `(out, in/g, *k)` of any scale, whose symbol has full rank, as that of most taps has."""
 
     group_axes = (0,)
 
@@ -37,7 +37,7 @@ class PolarKernel(CircleKernel):
         return on_complex(polar, symbol(unit_taps(raw[0], g.groups), grid, g.stride))
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """The taps themselves, if there are no others: on each circle the polar factor is the closest orthogonal kernel."""
+        """The taps themselves, if there are no others: the polar factor is the closest orthogonal kernel."""
         inside = window(weight, self.geometry)
         return None if torch.count_nonzero(weight) > torch.count_nonzero(inside) else (inside,)
 

@@ -1,14 +1,14 @@
 """What a method is, and how methods from outside of this package enter the table.
 
 Note [Methods from outside]
-`register_method(Method(…))` enters a method where it is called. A package that is installed can name an entry point of the
-group "orthogonium.methods", a `Method` or several of them, which is read when the table is first looked at:
+`register_method(Method(…))` enters a method where it is called. A package that is installed can name an entry point of
+the group "orthogonium.methods", a `Method` or several of them, which is read when the table is first looked at:
 
     [project.entry-points."orthogonium.methods"]
     mine = "my_package:METHOD"
 
-Its layers are classes, or "package.module:Class". They may be any modules: a bound follows what they compute, and believes
-nothing.
+Its layers are classes, or "package.module:Class". They may be any modules: a bound follows what they compute, and
+believes nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ Note [Strided sandwich]
 Only B may stride: A acts on the coarse grid, on which an image of p channels has `p·∏f` channels, `f = min(s, k)`
 pixels along each axis of a tile. So `[A B′]` is one row-orthonormal kernel of size `⌊k/s⌋` (at least 1) from
 `q + p·∏f` to q channels, and B is B′ after a map of tiles of pixels to channels: the rearrangement itself where
-`k = s·⌊k/s⌋` or `k < s`, else an orthogonal convolution of stride s and size `s + k mod s`, which makes B reach k pixels.
+`k = s·⌊k/s⌋` or `k < s`, else an orthogonal convolution of stride s and size `s + k mod s`, which makes B reach k
+pixels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SLL between two orthogonal convolutions.
 
-Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks"; fused with
-orthogonal kernels after Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN
-architectures".
+Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks"; fused
+with orthogonal kernels after Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and
+flexible CNN architectures".
 
 Note [Fusion]
 `K_post ∘ block ∘ K_pre` is `Sx − 2Cσ(Ax + b)` with the kernels `A = W ⊛ K_pre`, `C = K_post ⊛ Uᵀ` and the skip

@@ -4,15 +4,16 @@ Singla, Feizi (2021), "Skew orthogonal convolutions"; the explicit kernel and th
 Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN architectures".
 
 Note [Skew kernels]
-`K[−t] = −K[t]ᵀ` makes the operator of K skew, for which the taps must sit symmetrically around 0: sizes are odd. Half of
-the taps are free, and these are the raw parameters. `K ← D^½ K D^½` keeps it skew. With `D = diag(t)⁻¹` and t a dominating
-diagonal of the Hermitian iK (Note [Dominating diagonal] of `kernels/dominance.py`) its norm is at most 1. Entries of t
-below 1 are raised to 1, so that small kernels stay as they are and the identity can be reached.
+`K[−t] = −K[t]ᵀ` makes the operator of K skew, for which the taps must sit symmetrically around 0: sizes are odd. Half
+of the taps are free, and these are the raw parameters. `K ← D^½ K D^½` keeps it skew. With `D = diag(t)⁻¹` and t a
+dominating diagonal of the Hermitian iK (Note [Dominating diagonal] of `kernels/dominance.py`) its norm is at most 1.
+Entries of t below 1 are raised to 1, so that small kernels stay as they are and the identity can be reached.
 
 Note [Sizes]
-`kernel_size` k is shared between the stages as in AOC: the strided one has the size e (effective stride), the skew kernel
-`k − e + 1`, or one more where that is even. Its exponential of order n has the size `n(κ − 1) + 1` for the skew size κ, and
-the whole kernel has e − 1 taps more. So a 3×3 kernel of stride 1 and order 4 grows to 9×9, one of stride 2 to 10×10.
+`kernel_size` k is shared between the stages as in AOC: the strided one has the size e (effective stride), the skew
+kernel `k − e + 1`, or one more where that is even. Its exponential of order n has the size `n(κ − 1) + 1` for the skew
+size κ, and the whole kernel has e − 1 taps more. So a 3×3 kernel of stride 1 and order 4 grows to 9×9, one of stride 2
+to 10×10.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class SkewExponentialKernel(ConvKernel):
         super().__init__()
         if order not in SAFE_ORDERS:
             raise ParameterError(
-                f"Adaptive SOC: the series may be cut after order {', '.join(map(str, SAFE_ORDERS))} only, got {order!r}: "
-                "others expand. Each order grows the kernel by k − 1; order 4 leaves all singular values above 0.993, "
-                "order 8 above 0.99999."
+                f"Adaptive SOC: the series may be cut after order {', '.join(map(str, SAFE_ORDERS))} only, got "
+                f"{order!r}: others expand. Each order grows the kernel by k − 1; order 4 leaves all singular values "
+                "above 0.993, order 8 above 0.99999."
             )
         if not isinstance(niter, int) or niter < 0:
             raise ParameterError(f"Adaptive SOC: niter, the number of squarings, must be at least 0, got {niter!r}.")
@@ -93,8 +94,8 @@ class SkewExponentialKernel(ConvKernel):
         start = super().guess(weight)
         if self.has_rko:
             return start
-        # The norm of the skew kernel is at most 1: near 0 there are few other minima, and of a square one, whose logarithm
-        # it is, none. Channels that are left out start anywhere, since the fit does not depend on them at 0.
+        # The norm of the skew kernel is at most 1: near 0 there are few other minima, and of a square one, whose
+        # logarithm it is, none. Channels that are left out start anywhere, since the fit does not depend on them at 0.
         start = (start[0] * (0.0 if self.columns == self.channels else 0.3),)
 
         def unscaled(raw: Tensor) -> Tensor:

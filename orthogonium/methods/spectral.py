@@ -1,4 +1,4 @@
-"""Matrices and kernels divided by a norm: by a certified bound of the spectral norm, or row by row by the Euclidean one.
+"""Matrices and kernels divided by a norm: by a certified bound of the spectral one, or row by row by the Euclidean.
 
 Delattre, Barthélemy, Araujo, Allauzen (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram
 iteration". Kernels are bounded at the points of a grid of frequencies (Note [Frequencies] of
@@ -83,9 +83,10 @@ def norm_bounds(
 
 
 class SpectralKernel(ConvKernel):
-    """A kernel divided by a certified bound of its norm, each group by its own. The raw parameter has the weight's shape.
+    """A kernel divided by a certified bound of its norm, each group by its own. The raw parameter has its shape.
 
-    With `residual` the kernel `I + K` is divided, K being the raw parameter: the identity is where "same" padding has it.
+    With `residual` the kernel `I + K` is divided, K being the raw parameter: the identity is where "same" padding has
+    it.
     """
 
     projects = True
@@ -98,8 +99,8 @@ class SpectralKernel(ConvKernel):
         odd = all(k % 2 for k in geometry.kernel_size)
         if residual and (geometry.in_channels != geometry.out_channels or geometry.is_strided or not odd):
             raise GeometryError(
-                "residual=True adds the identity, which needs as many outputs as inputs, stride 1 and an odd kernel: got "
-                f"{geometry.in_channels}→{geometry.out_channels} channels, stride {geometry.stride} and kernel "
+                "residual=True adds the identity, which needs as many outputs as inputs, stride 1 and an odd kernel: "
+                f"got {geometry.in_channels}→{geometry.out_channels} channels, stride {geometry.stride} and kernel "
                 f"{geometry.kernel_size}."
             )
         self.geometry, self.niter, self.residual = geometry, niter, residual

@@ -1,7 +1,7 @@
 """The one table of methods: `METHODS`. Façades, tests, benchmarks and the tables of the documentation read it.
 
-Our layers are named by their place, since methods do not import layers. A new method is a file here, its layers, and one
-entry below; one of another package is registered (Note [Methods from outside] of `registry.py`).
+Our layers are named by their place, since methods do not import layers. A new method is a file here, its layers, and
+one entry below; one of another package is registered (Note [Methods from outside] of `registry.py`).
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ METHODS = MethodTable(BUILT_IN)
 def register_method(method: Method) -> Method:
     """Enter a method of your own into `METHODS`: façades, models, `convert` and the command take it by its name.
 
-    Its layers are classes, or "package.module:Class"; the rest is what tables show. Packages can be registered by an entry
-    point of the group "orthogonium.methods" instead.
+    Its layers are classes, or "package.module:Class"; the rest is what tables show. Packages can be registered by an
+    entry point of the group "orthogonium.methods" instead.
 
     >>> from orthogonium.layers import AdaptiveOrthoConv2d, LipschitzConv2d
     >>> from orthogonium.methods import METHODS, Method, register_method

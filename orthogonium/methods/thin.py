@@ -1,13 +1,13 @@
 """Orthogonal kernels with many more inputs than outputs, of as many raw numbers as they have entries.
 
 Note [Thin kernels]
-Along an axis the adjoint of such a kernel is `X = F₁ ⋯ F_n Y` with factors `F = P + (I − P)z` on c channels and Y of few
-columns: d of them, outputs times taps along the axes that are built before. The first tap of X lies in the range of P₁,
-the last one is orthogonal to it, and both have at most d dimensions. So every projector P′ for which that is true takes a
-tap off X, and there are such of each rank from d to c − d. What is left, `F′* X`, has the Gram matrix of Y at each z, so
-that its first and last taps are orthogonal again, and so on; in the end Y itself is left, since all factors are I at
-z = 1. Hence projectors of rank d give the same kernels as those of rank ⌊c/2⌋. With an orthogonal c × m matrix in the place
-of a rotation that makes as many raw numbers as weights, instead of `c/km` times as many for k × k kernels.
+Along an axis the adjoint of such a kernel is `X = F₁ ⋯ F_n Y` with factors `F = P + (I − P)z` on c channels and Y of
+few columns: d of them, outputs times taps along the axes that are built before. The first tap of X lies in the range of
+P₁, the last one is orthogonal to it, and both have at most d dimensions. So every projector P′ for which that is true
+takes a tap off X, and there are such of each rank from d to c − d. What is left, `F′* X`, has the Gram matrix of Y at
+each z, so that its first and last taps are orthogonal again, and so on; in the end Y itself is left, since all factors
+are I at z = 1. Hence projectors of rank d give the same kernels as those of rank ⌊c/2⌋. With an orthogonal c × m matrix
+in the place of a rotation that makes as many raw numbers as weights, instead of `c/km` times as many for k × k kernels.
 
 Where Y has taps along the axis itself (strides), a factor is only replaced by one that does the same to all that it
 meets: d counts the taps along this axis, too.

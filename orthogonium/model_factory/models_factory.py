@@ -1,6 +1,7 @@
 """Published names of the networks in `orthogonium.models`, and the table of them.
 
-The arguments that choose layers (`conv`, `act`, `lin`, `norm`, `pool`, `skip`) are classes, most often in a `ClassParam`.
+The arguments that choose layers (`conv`, `act`, `lin`, `norm`, `pool`, `skip`) are classes, most often in a
+`ClassParam`.
 """
 
 from __future__ import annotations

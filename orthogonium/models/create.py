@@ -44,8 +44,8 @@ def create_model(
     """
     if pretrained and lipschitz != 1:
         raise ParameterError(
-            f"Trained weights belong to the constants they were trained with: got lipschitz={lipschitz} for them. Put an "
-            "`orthogonium.layers.Scale` behind the model."
+            f"Trained weights belong to the constants they were trained with: got lipschitz={lipschitz} for them. Put "
+            "an `orthogonium.layers.Scale` behind the model."
         )
     if pretrained:
         return shipped_weights.load(shipped_weights.choose(name, image_shape, n_classes, options), n_classes)

@@ -1,7 +1,7 @@
 """A network without spatial kernels: channels are shifted in four directions, then mixed by an orthogonal matrix.
 
-Menon, Franco, Günnemann (2025), "LipShiFT: a certifiably robust shift-based vision transformer", after Wang, Zhao, Tang,
-Luo, Zeng (2022), "When shift operation meets vision transformer: an extremely simple alternative to attention
+Menon, Franco, Günnemann (2025), "LipShiFT: a certifiably robust shift-based vision transformer", after Wang, Zhao,
+Tang, Luo, Zeng (2022), "When shift operation meets vision transformer: an extremely simple alternative to attention
 mechanism".
 
 A circular shift is a permutation of pixels, so that every layer is an isometry and a whole block costs one 1×1
@@ -43,8 +43,8 @@ def lip_shift_mixer(
     shape = check_image("lip_shift_mixer", image_shape, n_classes)
     if dim < 5 or depth < 1 or shift < 1:
         raise ParameterError(
-            "lip_shift_mixer needs dim ≥ 5, a part of the channels for each direction and one that stays, depth ≥ 1 and "
-            f"shift ≥ 1: got dim={dim}, depth={depth} and shift={shift}."
+            "lip_shift_mixer needs dim ≥ 5, a part of the channels for each direction and one that stays, depth ≥ 1 "
+            f"and shift ≥ 1: got dim={dim}, depth={depth} and shift={shift}."
         )
     first, (channels, height, width) = parts.stem("lip_shift_mixer", shape)
     features = [*parts.unit(channels, dim, 1), PositionalBias((dim, height, width))]

@@ -1,7 +1,7 @@
 """LiResNet: linear residual blocks `x + Kx`, whose norm is computed for the sum, and orthogonal dense layers.
 
-Hu, Zou, Wang, Leino, Fredrikson (2023), "Unlocking deterministic robustness certification on ImageNet"; the dense layers
-of Hu, Leino, Wang, Fredrikson (2024), "A recipe for improved certifiable robustness".
+Hu, Zou, Wang, Leino, Fredrikson (2023), "Unlocking deterministic robustness certification on ImageNet"; the dense
+layers of Hu, Leino, Wang, Fredrikson (2024), "A recipe for improved certifiable robustness".
 
 A block with an activation inside is bounded by 1 + L. A linear one is the convolution of the kernel `I + K`, which is
 divided by a certified bound of its own norm (`SpectralConv2d(residual=True)`), and the activation follows. Orthogonal
@@ -56,7 +56,8 @@ def liresnet(
         width: channels of the residual blocks.
         depth: number of them.
         kernel_size: of convolutions, odd.
-        neck: channels of the convolution of stride 4 that leads to the dense layers; pixels that are left are flattened.
+        neck: channels of the convolution of stride 4 that leads to the dense layers; pixels that are left are
+            flattened.
     """
     shape = check_image("liresnet", image_shape, n_classes)
     if depth < 1 or kernel_size < 1 or kernel_size % 2 == 0:

@@ -105,8 +105,8 @@ def whole_patches(
     height, width = size
     if not 1 <= patch <= min(size):
         raise ParameterError(
-            f"{model}: {option}, the size of blocks of pixels, must be between 1 and that of the image {height}×{width}: "
-            f"got {patch}."
+            f"{model}: {option}, the size of blocks of pixels, must be between 1 and that of the image "
+            f"{height}×{width}: got {patch}."
         )
     counts = -(-height // patch), -(-width // patch)
     down, right = counts[0] * patch - height, counts[1] * patch - width
@@ -243,8 +243,8 @@ class ClassifierParts(Parts):
     """The layers of a classifier with its two ends: the options that the families of `create_model` share.
 
     Attributes:
-        patch: size of the blocks of pixels that become channels in front of the first convolution; images of other sizes
-            are continued by zeros to a multiple of it.
+        patch: size of the blocks of pixels that become channels in front of the first convolution; images of other
+            sizes are continued by zeros to a multiple of it.
         mean: of the pixels, subtracted inside the model.
         std: of the pixels, divided by inside the model: the constant of the model becomes `1/min std`.
         pool: "flatten", "avg", "l2" or "max", before the dense layers.

@@ -51,7 +51,7 @@ REGISTRY: dict[str, ModelEntry] = {}
 
 SMALL_IMAGE = 64 * 64
 """Pixels up to which a network for small images keeps its resolution; beyond them it has the stem and pooling of
-`large_options`: the dense layer behind a flattened image of 224×224 pixels would have hundreds of millions of weights."""
+`large_options`: a dense layer behind flattened images of 224×224 pixels would have hundreds of millions of weights."""
 
 
 def register(
@@ -59,9 +59,9 @@ def register(
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Enter a function `(image shape, number of classes, options…)` under its own name.
 
-    The first line of its docstring is the summary, the second paragraph of the docstring of its module the provenance. Of an
-    argument whose default is a dataclass the fields are options, with the values of that default. `large` are other
-    defaults for large images; the function itself keeps its own ones.
+    The first line of its docstring is the summary, the second paragraph of the docstring of its module the provenance.
+    Of an argument whose default is a dataclass the fields are options, with the values of that default. `large` are
+    other defaults for large images; the function itself keeps its own ones.
     """
 
     def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

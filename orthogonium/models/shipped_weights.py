@@ -1,7 +1,7 @@
 """Trained weights that come with the library: `weights/NAME.safetensors` and, beside it, `NAME.json` that says of what.
 
-A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and a
-model with trained weights can be trained on.
+A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and
+a model with trained weights can be trained on.
 """
 
 from __future__ import annotations
@@ -183,5 +183,6 @@ def _safetensors() -> _Library:
         return _Library()
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "Trained weights need safetensors: pip install 'orthogonium[train]'. Without pretrained=True models do without."
+            "Trained weights need safetensors: pip install 'orthogonium[train]'. Without pretrained=True models do "
+            "without."
         ) from error

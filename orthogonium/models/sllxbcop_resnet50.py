@@ -1,8 +1,8 @@
 """A residual network of SLL blocks: those that stride or widen are fused with orthogonal convolutions.
 
 Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks"; fused
-with adaptive orthogonal convolutions as in Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient
-and flexible CNN architectures". Widths and depths of He, Zhang, Ren, Sun (2016), ResNet-50.
+with adaptive orthogonal convolutions as in Boissin et al. (2025), "An adaptive orthogonal convolution scheme for
+efficient and flexible CNN architectures". Widths and depths of He, Zhang, Ren, Sun (2016), ResNet-50.
 """
 
 from __future__ import annotations

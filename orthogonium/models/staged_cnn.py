@@ -99,8 +99,8 @@ def staged_cnn(
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
-        patch_size: kernel size and stride of a convolution in front of the first stage; 1 for none. Images are continued
-            by zeros to a multiple of it.
+        patch_size: kernel size and stride of a convolution in front of the first stage; 1 for none. Images are
+            continued by zeros to a multiple of it.
     """
     sizes = (patch_size, dim_repeats, dim_nb_dense, n_classes)
     return _staged("staged_cnn", img_shape, *sizes, conv, act, lin, lin, norm, pool)

@@ -48,7 +48,8 @@ def block_orth(
     """2 × 2 kernels [[PQ, P(I−Q)], [(I−P)Q, (I−P)(I−Q)]], orthogonal where P and Q are orthogonal projectors."""
     if p1.dim() != 4 or p1.shape != p2.shape or p1.shape[-1] != p1.shape[-2]:
         raise ShapeError(
-            f"block_orth takes projectors (groups, batch, c, c) of one shape, got {tuple(p1.shape)} and {tuple(p2.shape)}."
+            f"block_orth takes projectors (groups, batch, c, c) of one shape, got {tuple(p1.shape)} and "
+            f"{tuple(p2.shape)}."
         )
     identity = torch.eye(p1.shape[-1], dtype=p1.dtype, device=p1.device)
     rows = [torch.stack((p @ p2, p @ (identity - p2)), -1) for p in (p1, identity - p1)]

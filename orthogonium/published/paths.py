@@ -1,10 +1,10 @@
 """Import paths of 0.0.4 that lie deeper than ours, served from one table: no second implementation, no file for each.
 
 Note [Published paths]
-The paths that the paper and the documentation name (`orthogonium.layers.conv.AOC`, `orthogonium.reparametrizers`, …) are
-files, which type checkers see. Below them 0.0.4 had one more level, where things were defined. A path of the table is
-found by `Finder`, which `orthogonium` puts at the end of `sys.meta_path`: it makes a module of the names of the table.
-For Python to ask for something below a file, the file needs a `__path__`, which is empty.
+The paths that the paper and the documentation name (`orthogonium.layers.conv.AOC`, `orthogonium.reparametrizers`, …)
+are files, which type checkers see. Below them 0.0.4 had one more level, where things were defined. A path of the table
+is found by `Finder`, which `orthogonium` puts at the end of `sys.meta_path`: it makes a module of the names of the
+table. For Python to ask for something below a file, the file needs a `__path__`, which is empty.
 """
 
 from __future__ import annotations

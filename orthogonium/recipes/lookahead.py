@@ -29,8 +29,8 @@ def look_ahead(optimizer: torch.optim.Optimizer, every: int, share: float) -> to
     """Make an optimizer return: after `every` steps, `slow ← slow + share·(fast − slow)` and `fast ← slow`.
 
     The slow weights start at those before the first step. They and the count of steps are part of the state of the
-    optimizer, so that its `state_dict` continues both exactly; steps that a gradient scaler leaves out do not count. The
-    optimizer itself is changed and returned.
+    optimizer, so that its `state_dict` continues both exactly; steps that a gradient scaler leaves out do not count.
+    The optimizer itself is changed and returned.
 
     >>> from orthogonium.recipes.lookahead import look_ahead
     >>> weight = torch.nn.Parameter(torch.zeros(()))

@@ -60,9 +60,9 @@ def create_optimizer(
     """An optimizer of `OPTIMIZERS` over two groups: matrices and kernels are decayed, vectors only with `decay_biases`.
 
     Vectors are the biases of layers and of centering (positional ones too, whatever their shape), and the scales of
-    rescaling methods. Running statistics are buffers: no optimizer sees them. Fused kernels are used where the optimizer
-    has them: the loop over parameters costs more than the arithmetic in small networks. With `lookahead` it returns to
-    slow weights after so many steps (`look_ahead`).
+    rescaling methods. Running statistics are buffers: no optimizer sees them. Fused kernels are used where the
+    optimizer has them: the loop over parameters costs more than the arithmetic in small networks. With `lookahead` it
+    returns to slow weights after so many steps (`look_ahead`).
     """
     check_optimizer(name, options)
     factory, defaults = OPTIMIZERS[name]

@@ -1,9 +1,10 @@
 """Everything that decides the weights a training run ends in, as one value that can be printed, saved and compared.
 
 Note [A flag is a field]
-The options of `orthogonium train` are the fields of `Recipe`: `early_stop` is `--early-stop`, and the first sentence of its
-line in the docstring is the help of the flag. So errors name the same thing to those who write Python and to those who type
-commands, and a new flag is a new field. `--help` reads this file, which therefore imports torch only to check values.
+The options of `orthogonium train` are the fields of `Recipe`: `early_stop` is `--early-stop`, and the first sentence of
+its line in the docstring is the help of the flag. So errors name the same thing to those who write Python and to those
+who type commands, and a new flag is a new field. `--help` reads this file, which therefore imports torch only to check
+values.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def _check_ranges(recipe: Recipe) -> None:
         raise ParameterError("Training needs an end: give epochs=, minutes=, or both.")
     if recipe.early_stop is not None and recipe.validation == 0:
         raise ParameterError(
-            f"early_stop={recipe.early_stop} with validation=0 would choose weights on the test data: hold out a share, "
-            "such as validation=0.1."
+            f"early_stop={recipe.early_stop} with validation=0 would choose weights on the test data: hold out a "
+            "share, such as validation=0.1."
         )
 
 
@@ -103,8 +104,8 @@ class Recipe:
         extra: an .npz file of further images to train on, with arrays image and label, such as generated ones.
         extra_share: share of each batch that is taken from extra; an epoch stays a pass over the data.
         augment: augmentation of training images: none, shift, crop-flip, ….
-        validation: share of the training data held out to validate on; 0 validates on the test data. That says how training
-            goes but must not choose anything: early stopping needs a share.
+        validation: share of the training data held out to validate on; 0 validates on the test data. That says how
+            training goes but must not choose anything: early stopping needs a share.
         loss: one of offset-cross-entropy, hkr, cosine, emma, …: the keys of `LOSSES`.
         loss_options: an option of the loss. The number of classes and the type of the last layer are known.
         radius_schedule: course of the radius or margin that the loss asks for: constant, linear or cosine. It is eps of
@@ -125,8 +126,8 @@ class Recipe:
         clip_norm: largest norm of the gradient; larger ones are scaled down.
         lookahead: steps after which the weights return to slow ones, which follow them (Lookahead).
         lookahead_share: how far the slow weights follow, in (0, 1].
-        ema: weight of the past in an exponential average of the weights. The average, with its statistics, is then what is
-            validated and loaded; None keeps the weights themselves.
+        ema: weight of the past in an exponential average of the weights. The average, with its statistics, is then what
+            is validated and loaded; None keeps the weights themselves.
         precision: one of 32, bf16-mixed, 16-mixed and 64.
         seed: decides weights, order of samples and augmentation.
         early_stop: stop when this many validations in a row bring no better one, and keep the best.

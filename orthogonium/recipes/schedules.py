@@ -1,7 +1,7 @@
 """Schedules: factors of the peak learning rate and of the radius of the loss, as functions of progress in [0, 1].
 
-Progress, not a step count, is the argument: the same schedule serves runs limited by epochs and runs limited by time, and
-nothing but the progress has to be restored to continue one.
+Progress, not a step count, is the argument: the same schedule serves runs limited by epochs and runs limited by time,
+and nothing but the progress has to be restored to continue one.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def evaluate(
 
     Args:
         model: from inputs to logits, in eval mode.
-        images: floats in [0, 1], which the report shows as pictures. Inputs that are no images (vectors, sequences, more
-            than three channels) are certified and attacked alike, and told by their numbers.
+        images: floats in [0, 1], which the report shows as pictures. Inputs that are no images (vectors, sequences,
+            more than three channels) are certified and attacked alike, and told by their numbers.
         labels: class indices.
         eps: radii to report certified accuracy at.
         classes: their names.

@@ -11,7 +11,7 @@ from orthogonium.web_page import table
 
 
 def gallery(samples: Sequence[Sample]) -> str:
-    """A tile for each picture; beside a right one its adversarial neighbour and the perturbation, where there is one."""
+    """A tile for each picture; beside a right one its adversarial neighbour and the perturbation, if there is one."""
     wide = any(_fooled(sample) for sample in samples)
     return f'<ul class="samples{" fooled" if wide else ""}">{"".join(map(_tile, samples))}</ul>'
 

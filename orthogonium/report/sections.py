@@ -89,7 +89,8 @@ def robustness(certificates: Certificates, attack: AttackCurve | None, total: in
     return section(
         "robustness",
         "Accuracy against the radius",
-        "The true robust accuracy lies between the two curves: below, what is proved; above, what an attack left standing. "
+        "The true robust accuracy lies between the two curves: below, what is proved; above, what an attack left "
+        "standing. "
         "An attack below the certified curve would refute a certificate." + part
         if attack
         else "Certified accuracy: the fraction of inputs that are right and provably stay so within the radius.",
@@ -97,7 +98,8 @@ def robustness(certificates: Certificates, attack: AttackCurve | None, total: in
         "<details><summary>The numbers</summary>"
         + table("Accuracy at each radius", ["radius", "certified", "attacked"], rows, numbers=(1, 2))
         + "</details>",
-        f'<p class="muted">Deducted from every certificate: rounding of the constant {certificates.bound.slack:.1e}, of '
+        f'<p class="muted">Deducted from every certificate: rounding of the constant {certificates.bound.slack:.1e}, '
+        "of "
         f"margins {2 * certificates.forward_error:.1e}.</p>",
     )
 
@@ -121,7 +123,7 @@ def _left(attack: AttackCurve | None, e: float) -> str:
 
 
 def figure(lines: Sequence[Series], size: tuple[int, int], *, named: bool = True, **options: Any) -> str:
-    """A chart with its legend, if it is `named`, drawn for wide and for narrow screens: text has the same size on both."""
+    """A chart with its legend, if it is `named`, for wide and for narrow screens: text has the same size on both."""
     wide, narrow = line_chart(lines, size=size, **options), line_chart(lines, size=(358, 280), **options)
     names = legend(lines) if named else ""
     return f'<figure>{names}<div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
@@ -195,8 +197,9 @@ def spectra(layers: Sequence[LayerSpectrum]) -> str:
     return section(
         "spectra",
         "Singular values of the layers",
-        "From the largest on the left to the smallest on the right; dotted: 1. An orthogonal layer is flat at 1. A layer "
-        "that promises no more than to be 1-Lipschitz stays below, and may go down to 0: the audit tells what each one "
+        "From the largest on the left to the smallest on the right; dotted: 1. An orthogonal layer is flat at 1. A "
+        "layer that promises no more than to be 1-Lipschitz stays below, and may go down to 0: the audit tells what "
+        "each one "
         "promises." + (" Of spectra too large to compute, the two ends are drawn." if cut else ""),
         table(
             "Singular values of every layer",
@@ -228,8 +231,8 @@ def samples(chosen: Samples, attack: AttackCurve | None, total: int) -> str:
     if any(sample.adversarial is not None for sample in (*chosen.most, *chosen.least)):
         found_by = "the attack" if attack is None else attack_name(attack)
         text += f" Beside an input: the nearest one of another class that {found_by} found" + (
-            ", and the perturbation between them, stretched so that its largest change is black or white. Values outside of "
-            "[0,\u00a01] are shown as the nearest in it."
+            ", and the perturbation between them, stretched so that its largest change is black or white. Values "
+            "outside of [0,\u00a01] are shown as the nearest in it."
             if pictures
             else "."
         )

@@ -34,8 +34,8 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML page: what is certified, what an attack achieves, and what the network is made of.
 
-    It asks nothing of the network (pictures are inside), follows the light or dark scheme of its reader, and is readable
-    on a phone. What is not given is left out.
+    It asks nothing of the network (pictures are inside), follows the light or dark scheme of its reader, and is
+    readable on a phone. What is not given is left out.
 
     Args:
         path: of the file; its folder is made if needed.

@@ -2,8 +2,9 @@
 
 Note [Affine up to rounding]
 For an affine f, f(x) − f(0) adds up. How exactly, depends on the arithmetic alone, and is measured against the size of
-f(x) − f(0), *not* of f(0): a large offset hides everything small at ordinary inputs, so inputs grow until the response is as
-large as the offset. Entries are multiples of 1/16 times a power of two, so that x, y and x − y are numbers of every dtype.
+f(x) − f(0), *not* of f(0): a large offset hides everything small at ordinary inputs, so inputs grow until the response
+is as large as the offset. Entries are multiples of 1/16 times a power of two, so that x, y and x − y are numbers of
+every dtype.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from orthogonium.spectral.operator import Map, as_function
 from orthogonium.spectral.rounding import double
 from orthogonium.spectral.twin import exact_twin
 
-# Relative errors that rounding explains. In float64 and float32 sums of many terms cancel and lose up to half of the digits;
-# half precision adds up in float32 and rounds a few times on the way.
+# Relative errors that rounding explains. In float64 and float32 sums of many terms cancel and lose up to half of the
+# digits; half precision adds up in float32 and rounds a few times on the way.
 _NOISE = {torch.float64: 2.0**-30, torch.float32: 2.0**-13, torch.float16: 2.0**-6, torch.bfloat16: 2.0**-4}
 _SCALES = (2.0**-10, 1.0, 2.0**10)
 
@@ -28,8 +29,8 @@ _SCALES = (2.0**-10, 1.0, 2.0**10)
 def is_affine(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> bool:
     """Whether fn(x) − fn(0) adds up on random inputs of sizes from 1e-3 to 1e3, and samples are treated independently.
 
-    It is judged by its `exact_twin` if it has one. A no means that it does not, up to rounding, or that an output is not
-    finite; a yes is evidence.
+    It is judged by its `exact_twin` if it has one. A no means that it does not, up to rounding, or that an output is
+    not finite; a yes is evidence.
 
     >>> from orthogonium.spectral import is_affine
     >>> is_affine(torch.nn.Linear(4, 3), (4,)), is_affine(lambda x: x + 1e-3 * x.relu() + 1e6, (4,))
@@ -59,7 +60,7 @@ def is_affine(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> bool:
 
 
 def _additivity(call: Callable[[Tensor], Tensor], batch: Tensor) -> tuple[Tensor, Tensor]:
-    """Per pair x, y: the deviation of f(x) − f(y) from f(x − y) − f(0), or of f(x) alone from f(x) in company; the size."""
+    """Per pair x, y: how far f(x) − f(y) is from f(x − y) − f(0), or f(x) alone from f(x) in company; the size."""
     out = _outputs(call, batch)
     fx, fy, difference, origin = out.split([2, 2, 2, 1])
     error = _norm((fx - fy) - (difference - origin))

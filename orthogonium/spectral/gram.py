@@ -36,8 +36,8 @@ def gram_bound(
     Args:
         layer: with a known geometry (`geometry_of`).
         size: spatial size of the input; only paddings that copy pixels need it, for a smaller factor.
-        steps: N. The excess falls like a constant to the power 2^−N; with F = (2^N(k−1)+1)^d taps in the end, the cost is
-            F·c³ + F²·c².
+        steps: N. The excess falls like a constant to the power 2^−N; with F = (2^N(k−1)+1)^d taps in the end, the cost
+            is F·c³ + F²·c².
         per_group: the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:

@@ -1,21 +1,25 @@
 """The search for two inputs that a function moves far apart: ‖f(x) − f(y)‖ / ‖x − y‖ refutes any smaller constant.
 
-Derivatives only suggest where to look: what counts is the values of f, so that code whose gradients lie (detached terms,
-straight-through estimators, jumps) is judged by what it computes.
+Derivatives only suggest where to look: what counts is the values of f, so that code whose gradients lie (detached
+terms, straight-through estimators, jumps) is judged by what it computes.
 
 Note [Search for a quotient]
-- **Scan.** f is followed along lines, through the origin and beside it, at points from very near to very far. Neighbours
-  give secants of every length; a second difference that stands out from its neighbours betrays a jump or a kink.
-- **Refine.** A segment is cut into pieces. One of them is at least as steep as the whole (triangle inequality), so keeping
-  the steepest climbs without any derivative. A step *down* is lost that way (x, then x + 1 left of 0): other segments keep
-  the piece that is least straight instead, which closes in on a jump of either sign.
-- **Climb.** Around a point, steps δᵢ give differences Δᵢ; the combination that maximizes ‖Σcᵢ Δᵢ‖/‖Σcᵢ δᵢ‖ (Rayleigh–Ritz)
-  is tried next, together with the power step JᵀΔ and a move of the point along the gradient, where there are gradients.
+- **Scan.** f is followed along lines, through the origin and beside it, at points from very near to very far.
+  Neighbours give secants of every length; a second difference that stands out from its neighbours betrays a jump or a
+  kink.
+- **Refine.** A segment is cut into pieces. One of them is at least as steep as the whole (triangle inequality), so
+  keeping the steepest climbs without any derivative. A step *down* is lost that way (x, then x + 1 left of 0): other
+  segments keep the piece that is least straight instead, which closes in on a jump of either sign.
+- **Climb.** Around a point, steps δᵢ give differences Δᵢ; the combination that maximizes ‖Σcᵢ Δᵢ‖/‖Σcᵢ δᵢ‖
+  (Rayleigh–Ritz) is tried next, together with the power step JᵀΔ and a move of the point along the gradient, where
+  there are gradients.
 
 Note [Rounding of a quotient]
-A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, and by a few of the smallest numbers of the dtype, so that a quotient
-may be too large by this, for both ends, over ‖x − y‖. Of several quotients the one counts that is largest after this is
-deducted: short steps win at jumps, long ones elsewhere. A program that passes through numbers much larger than its inputs
+A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, and by a few of the smallest numbers of the dtype, so that a
+quotient may be too large by this, for both ends, over ‖x − y‖. Of several quotients the one counts that is largest
+after this is deducted: short steps win at jumps, long ones elsewhere. A program that passes through numbers much larger
+than its
+    inputs
 and outputs rounds more than that: judge it by its `exact_twin`.
 """
 
@@ -295,8 +299,8 @@ def steepest_quotient(
         input_shape: of one sample, without the batch.
         dtype: of the inputs; that of the module by default.
         device: alike.
-        scales: sizes of the entries of inputs, positive; by default 1e-3, 1 and 1e3, as far as the dtype holds the square of
-            the norm of the largest inputs. The origin is always among the starting points.
+        scales: sizes of the entries of inputs, positive; by default 1e-3, 1 and 1e3, as far as the dtype holds the
+            square of the norm of the largest inputs. The origin is always among the starting points.
         budget: about how many samples f is evaluated on, a derivative counted as two; at most 8 at a time, or a 60th
             of the budget.
         noise: relative error of an evaluation; 8 units of the dtype by default.

@@ -25,7 +25,7 @@ from orthogonium.spectral.geometry import Convolution
 
 @dataclass(frozen=True)
 class Reduction:
-    """‖layer‖ ≤ factor · ‖convolution of this stride on these circles‖, with equality of all spectra if `same_spectrum`.
+    """‖layer‖ ≤ factor · ‖convolution of this stride on these circles‖; all spectra are equal if `same_spectrum`.
 
     Attributes:
         stride: per axis; may be smaller than the layer's.

@@ -21,9 +21,9 @@ _AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 5e-2, tor
 def exact_twin(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> Callable[[Tensor], Tensor] | None:
     """A function on float64 batches that computes what `fn` does; None where there is none.
 
-    The twin of a module is a copy in float64 whose weights are the numbers it applies: parametrizations are evaluated in the
-    dtype of the module and removed. A function is its own twin if it takes float64. A copy that fails, or whose values are
-    not those of `fn` up to the rounding of its dtype, is no twin.
+    The twin of a module is a copy in float64 whose weights are the numbers it applies: parametrizations are evaluated
+    in the dtype of the module and removed. A function is its own twin if it takes float64. A copy that fails, or whose
+    values are not those of `fn` up to the rounding of its dtype, is no twin.
 
     >>> from orthogonium.spectral import exact_twin
     >>> layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
@@ -59,7 +59,8 @@ def _plain_copy(module: nn.Module) -> nn.Module:
     plain = copy.deepcopy(module)
     for part in list(plain.modules()):
         if parametrize.is_parametrized(part):
-            # A copy shares the class that holds the parametrized properties; removing them there would break the original.
+            # A copy shares the class that holds the parametrized properties; removing them there would break the
+            # original.
             own = {k: v for k, v in vars(type(part)).items() if k not in ("__dict__", "__weakref__")}
             part.__class__ = type(type(part).__name__, type(part).__bases__, own)
             for name in list(part.parametrizations):  # type: ignore[arg-type]

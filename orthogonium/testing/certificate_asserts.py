@@ -40,9 +40,9 @@ def assert_certificate(
 ) -> None:
     """Fail if an attack inside the certified balls changes a class, or if nothing but the size of the batch does.
 
-    A radius > 0 also claims that the input is of its class to begin with, with finite logits; a radius that is NaN fails. An
-    infinite one is attacked a thousand sizes of the input away. A failure is certain; a pass is evidence that grows with
-    `steps` and `restarts`.
+    A radius > 0 also claims that the input is of its class to begin with, with finite logits; a radius that is NaN
+    fails. An infinite one is attacked a thousand sizes of the input away. A failure is certain; a pass is evidence that
+    grows with `steps` and `restarts`.
 
     Args:
         model: from inputs to logits (n, classes).
@@ -78,8 +78,8 @@ def assert_certificate(
         if len(unlike):
             first = int(some[unlike[0]])
             raise AssertionError(
-                f"{len(unlike)} of {len(some)} certificates are broken without any perturbation: input {first} is not of "
-                f"its class {int(labels[first])} in batches of {size}, certified was {float(radii[first]):.6g}."
+                f"{len(unlike)} of {len(some)} certificates are broken without any perturbation: input {first} is not "
+                f"of its class {int(labels[first])} in batches of {size}, certified was {float(radii[first]):.6g}."
             )
     attacked = x[index]
     around = finite_radii(attacked, fraction * radii[claimed].to(x.device))
@@ -90,6 +90,6 @@ def assert_certificate(
         first = int(fooled.nonzero()[0])
         distance = float((found[first] - attacked[first]).double().norm())
         raise AssertionError(
-            f"{int(fooled.sum())} of {len(index)} certificates are broken: input {int(index[first])} changes its class at "
-            f"distance {distance:.6g}, certified was {float(radii[claimed][first]):.6g}."
+            f"{int(fooled.sum())} of {len(index)} certificates are broken: input {int(index[first])} changes its class "
+            f"at distance {distance:.6g}, certified was {float(radii[claimed][first]):.6g}."
         )

@@ -1,9 +1,9 @@
 """Whether a layer is orthogonal or Lipschitz, judged by what it computes and not by what it or its gradient says.
 
 Note [Judged twice]
-A module is judged as the function it is, by its copy in float64 (`exact_twin`) where there is one, and as the program it
-is, in its own dtype: that finds outputs that are not finite and code that depends on the dtype. There, what rounding may
-have added is deducted; how much that is, the difference from the twin tells.
+A module is judged as the function it is, by its copy in float64 (`exact_twin`) where there is one, and as the program
+it is, in its own dtype: that finds outputs that are not finite and code that depends on the dtype. There, what rounding
+may have added is deducted; how much that is, the difference from the twin tells.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _steepest(fn: Function, input_shape: Sequence[int], budget: int, points: Ten
     for quotient in found:
         if not quotient.finite:
             raise AssertionError(
-                f"{_name(fn)} has an output that is not finite on inputs {tuple(input_shape)}, at one with entries up to "
-                f"{float(quotient.x.abs().max()):.3g}."
+                f"{_name(fn)} has an output that is not finite on inputs {tuple(input_shape)}, at one with entries up "
+                f"to {float(quotient.x.abs().max()):.3g}."
             )
     return found
 
@@ -91,8 +91,8 @@ def _check_quotients(found: list[Quotient], allowed: float, claim: str) -> None:
         if not quotient.lower <= allowed:
             distance = float((quotient.x.double() - quotient.y.double()).norm())
             raise AssertionError(
-                f"{claim}: two inputs at distance {distance:.3g} are moved apart by a factor of {quotient.value:.6g}, of "
-                f"which rounding explains at most {quotient.rounding:.1g}."
+                f"{claim}: two inputs at distance {distance:.3g} are moved apart by a factor of {quotient.value:.6g}, "
+                f"of which rounding explains at most {quotient.rounding:.1g}."
             )
 
 
@@ -101,8 +101,8 @@ def assert_orthogonal(
 ) -> None:
     """Fail unless all singular values are 1: of the operator of a linear layer, of Jacobians of any other.
 
-    A linear map is judged exactly, by the SVD of its impulse responses. A non-linear one by its Jacobians at random points,
-    and by whether its values move as these say: a failure is certain, a pass is evidence.
+    A linear map is judged exactly, by the SVD of its impulse responses. A non-linear one by its Jacobians at random
+    points, and by whether its values move as these say: a failure is certain, a pass is evidence.
 
     Args:
         layer: a module or a function on batches.
@@ -173,7 +173,8 @@ def assert_lipschitz(
         input_shape: of one sample.
         constant: the claim.
         tolerance: allowed relative excess; by default what the dtype explains (1e-4 in float32, 1e-8 in float64).
-        points: this times `steps` says how long is searched: the function is evaluated on about five times as many inputs.
+        points: this times `steps` says how long is searched: the function is evaluated on about five times as many
+            inputs.
         steps: see `points`.
         seed: of all that is random.
 

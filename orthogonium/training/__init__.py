@@ -1,4 +1,4 @@
-"""Training of certified classifiers, on Lightning: recipes, exact resume, several devices. Needs the extra `[train]`."""
+"""Training of certified classifiers on Lightning: recipes, exact resume, several devices. Needs `[train]`."""
 
 try:
     import lightning.pytorch  # noqa: F401

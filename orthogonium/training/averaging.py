@@ -19,7 +19,8 @@ class WeightAverage(Callback):
 
     The smaller weight of the past in the first steps forgets the initial weights. Raw parameters are averaged, so the
     averaged network satisfies its constraints exactly, and so are the running means of centering, which belong to the
-    weights; counters are not. The optimizer's own weights stay in the network, and in the checkpoint beside the average.
+    weights; counters are not. The optimizer's own weights stay in the network, and in the checkpoint beside the
+    average.
     """
 
     def __init__(self, decay: float) -> None:

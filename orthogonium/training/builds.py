@@ -13,7 +13,7 @@ from orthogonium.building import build_once
 
 
 class BuildOnce(Callback):
-    """`build_once` around the passes of each optimizer step, where there are several of them, or several processes (DDP)."""
+    """`build_once` around the passes of each optimizer step, where there are several passes or processes (DDP)."""
 
     def __init__(self) -> None:
         self._block: ExitStack | None = None

@@ -2,10 +2,10 @@
 
 Note [Exact resume]
 A checkpoint is written after whole optimizer steps only, since accumulated gradients are not part of it. It holds
-the weights and their average, the optimizer, the position in the epoch, the history, the elapsed time and the state of the
-random generator; learning rate, order of samples and augmentation are functions of these. So in a single process the
-weights a resumed run ends in are those of a run that was never interrupted, bit for bit. A kill at any moment leaves the
-previous checkpoint whole (`RunFolder`).
+the weights and their average, the optimizer, the position in the epoch, the history, the elapsed time and the state of
+the random generator; learning rate, order of samples and augmentation are functions of these. So in a single process
+the weights a resumed run ends in are those of a run that was never interrupted, bit for bit. A kill at any moment
+leaves the previous checkpoint whole (`RunFolder`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from orthogonium.training.run_folder import RunFolder, partial, publish
 
 
 class CheckpointWriter(Checkpoint):
-    """Writes `last.ckpt` after each epoch, every so often within, and on SIGINT or SIGTERM; `best.ckpt` for the best epoch.
+    """Writes `last.ckpt` after each epoch, now and then within, on SIGINT and SIGTERM; `best.ckpt` for the best epoch.
 
     Note [Exact resume].
     """
@@ -107,8 +107,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     if state.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(
-            f"{path} has checkpoint format {state.get('format')}, this version reads {CHECKPOINT_FORMAT}: use the version "
-            "of orthogonium that wrote it."
+            f"{path} has checkpoint format {state.get('format')}, this version reads {CHECKPOINT_FORMAT}: use the "
+            "version of orthogonium that wrote it."
         )
     return checkpoint
 

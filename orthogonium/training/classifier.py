@@ -38,8 +38,8 @@ class LipschitzClassifier(LightningModule):
     """Trains a network by a recipe and reports its certified accuracy.
 
     The certified accuracy of a history says how training goes: it takes the type of the last layer from the network and
-    the constant of the rest to be `lipschitz_constant`, which only `orthogonium.certify` proves. Where the last layer is
-    of neither known type, only accuracy is reported. What a run needs to continue (history, elapsed time, state of
+    the constant of the rest to be `lipschitz_constant`, which only `orthogonium.certify` proves. Where the last layer
+    is of neither known type, only accuracy is reported. What a run needs to continue (history, elapsed time, state of
     the random generators) travels in the checkpoint.
 
     Args:
@@ -95,7 +95,8 @@ class LipschitzClassifier(LightningModule):
         self._total_steps = float("inf")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the running hook here some forty times per step; torch looks at each assignment for parameters.
+        # Lightning notes the running hook here some forty times per step; torch looks at each assignment for
+        # parameters.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:

@@ -2,8 +2,9 @@
 
 Note [One clock for all processes]
 Where `minutes` limit training the learning rate follows the time, and checkpoints are written together: processes that
-read their own clocks would take steps of different sizes and wait for each other forever. So the time is read at one place,
-after each optimizer step, and the processes take the largest; the same reduction carries a signal that any of them received.
+read their own clocks would take steps of different sizes and wait for each other forever. So the time is read at one
+place, after each optimizer step, and the processes take the largest; the same reduction carries a signal that any of
+them received.
 """
 
 from __future__ import annotations

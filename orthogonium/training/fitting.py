@@ -44,7 +44,7 @@ _REMARKS = (
 
 
 class _NoProfiler(PassThroughProfiler):
-    """Lightning times some thirty actions of each step by a generator; here each is the same context that does nothing."""
+    """Lightning times some thirty actions of each step by a generator; here, each is one context that does nothing."""
 
     _nothing = nullcontext()
 
@@ -91,7 +91,8 @@ def _find_checkpoint(recipe: Recipe, folder: RunFolder, resume: str | os.PathLik
     if resume is None:
         if folder.last.exists():
             raise ParameterError(
-                f"{folder.path} already holds a training run: continue it (resume='auto'), or choose another folder out=."
+                f"{folder.path} already holds a training run: continue it (resume='auto'), or choose another folder "
+                "out=."
             )
         return None
     path = folder.last if resume == "auto" else Path(resume)
@@ -119,8 +120,8 @@ def _create_strategy(strategy: str | Strategy, recipe: Recipe, processes: int) -
         return strategy
     if recipe.lookahead is not None:
         raise ParameterError(
-            f"lookahead={recipe.lookahead}, a return to slow weights, needs whole weights: use strategy='ddp', or leave it "
-            "out."
+            f"lookahead={recipe.lookahead}, a return to slow weights, needs whole weights: use strategy='ddp', or "
+            "leave it out."
         )
     if recipe.ema is not None:
         raise ParameterError(
@@ -184,21 +185,21 @@ def fit(
     """Train by a recipe, into a folder.
 
     The folder receives `last.ckpt` (after each epoch, within long ones, and when the process is asked to stop),
-    `best.ckpt`, `history.csv`, `recipe.json` and `logs/`. A run that ended in the middle, however it ended, is continued
-    with `resume="auto"`; in a single process it then ends in the same weights as if it had never stopped, bit for bit
-    (a run limited by `minutes` depends on the clock, so no two are the same). On SIGINT and SIGTERM the step is
+    `best.ckpt`, `history.csv`, `recipe.json` and `logs/`. A run that ended in the middle, however it ended, is
+    continued with `resume="auto"`; in a single process it then ends in the same weights as if it had never stopped, bit
+    for bit (a run limited by `minutes` depends on the clock, so no two are the same). On SIGINT and SIGTERM the step is
     finished, a checkpoint is written, and the process leaves with KeyboardInterrupt or exit code 143.
 
-    Several processes are those of `torch.distributed`, through Lightning: started by torchrun, SLURM, or, from a script,
-    by Lightning itself with `devices` > 1. Each takes its share of every batch and, with DDP, of the builds of constrained
-    weights, which are built once for each optimizer step (`orthogonium.build_once`).
+    Several processes are those of `torch.distributed`, through Lightning: started by torchrun, SLURM, or, from a
+    script, by Lightning itself with `devices` > 1. Each takes its share of every batch and, with DDP, of the builds of
+    constrained weights, which are built once for each optimizer step (`orthogonium.build_once`).
 
     Args:
         recipe: what to train and how.
         out: the folder, created if need be. It must not hold another run.
         model: a network to train in place of `recipe.model`.
-        data: data to train on in place of `recipe.data`; it must give `image_shape` and `n_classes`, and its batches must
-            be of the recipe's size.
+        data: data to train on in place of `recipe.data`; it must give `image_shape` and `n_classes`, and its batches
+            must be of the recipe's size.
         devices: processes per machine.
         nodes: machines.
         strategy: Lightning's: "auto", "ddp", …, an object; or "fsdp" to shard parameters.
@@ -210,8 +211,8 @@ def fit(
         checkpoint_minutes: minutes between checkpoints within an epoch.
         checkpoint_steps: optimizer steps between checkpoints within an epoch.
         workers: processes that read images, for data that is not in memory.
-        dry_run: whether to stop where training would begin: data, network, loss and devices have been tried by then, and
-            nothing was written. The result then has no history.
+        dry_run: whether to stop where training would begin: data, network, loss and devices have been tried by then,
+            and nothing was written. The result then has no history.
 
     Returns:
         The checkpoint and the history.

@@ -1,4 +1,4 @@
-"""The record of a run: a row per epoch, kept in checkpoints and as `history.csv`, and loggers for what happens between."""
+"""The record of a run: a row per epoch, in checkpoints and as `history.csv`, and loggers for what happens between."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def best_row(history: list[dict[str, float]], key: str) -> int | None:
 
 
 class Journal(Callback):
-    """Ends each epoch with a row of the history, logs steps between, and refuses to go on with a loss that is not finite."""
+    """Ends each epoch with a row of the history, logs steps between, and refuses losses that are not finite."""
 
     def __init__(self, folder: RunFolder, log_every: int) -> None:
         self.folder = folder

@@ -46,7 +46,8 @@ def three(name, dtype):
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name, dtype):
     layers, inputs = three(name, dtype)
-    # The polar factor itself is exact to 3e-5 in float32, by the order of its sums: its steps lift what rounding leaves.
+    # The polar factor itself is exact to 3e-5 in float32, by the order of its sums: its steps lift what rounding
+    # leaves.
     polar = dtype == torch.float32 and "POLAR" in name
     assert_once_is_plain(layers, inputs, 2e-4 if polar else DIGITS[dtype])
 

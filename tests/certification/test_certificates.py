@@ -139,7 +139,8 @@ def test_no_attack_beats_the_certificates_of_a_trained_network():
 
 # Method → how often it runs, each time from other random starts. Where starts are not random, once.
 ATTACKS = {
-    "foolbox-pgd": 24, "adam-pgd": 20, "noise": 12, "fgm": 1, "bim": 6, "ddn": 1, "cw": 1, "deepfool": 1, "autoattack": 1,
+    "foolbox-pgd": 24, "adam-pgd": 20, "noise": 12, "fgm": 1, "bim": 6, "ddn": 1, "cw": 1, "deepfool": 1,
+    "autoattack": 1,
 }  # fmt: skip
 
 

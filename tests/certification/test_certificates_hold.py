@@ -1,4 +1,4 @@
-"""Certificates of networks with code of all kinds, attacked at 0.999 of their radii and evaluated in batches of all sizes.
+"""Certificates of networks of all kinds, attacked at 0.999 of their radii and evaluated in batches of all sizes.
 
 Short here; the long runs (`-m slow`) attack 50,000 points and certify inputs of scales from 1e-3 to 1e6.
 """

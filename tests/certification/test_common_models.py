@@ -1,4 +1,4 @@
-"""What is common and sound has a bound; what has none is refused for the true reason, with an alternative that has one."""
+"""What is common and sound has a bound; what has none is refused for the true reason, with an alternative."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rounding that the sample itself does not show: biases, constants that cancel, casts, overflow and underflow on the way."""
+"""Rounding that the sample itself does not show: biases, constants that cancel, casts, overflow and underflow."""
 
 import math
 

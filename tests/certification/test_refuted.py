@@ -147,7 +147,8 @@ def test_resizing(name, dtype):
 
 
 SOFTPLUS = {
-    "default": (1.0, 20.0), "low threshold": (1.0, 5.0), "wide": (0.1, 20.0), "steep": (10.0, 20.0), "at once": (2.0, 1.0),
+    "default": (1.0, 20.0), "low threshold": (1.0, 5.0), "wide": (0.1, 20.0), "steep": (10.0, 20.0),
+    "at once": (2.0, 1.0),
     "never": (1.0, 60.0),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Classifiers whose certificates were once broken, and classifiers like them: each certificate holds, or there is none."""
+"""Classifiers whose certificates were once broken, and others like them: each certificate holds, or there is none."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Layers whose bounds were once below the truth: other weights than their own, edited, hooked, in half precision, NaN."""
+"""Layers whose bounds were once too small: other weights than their own, edited, hooked, in half precision, NaN."""
 
 import math
 

@@ -35,7 +35,9 @@ BIASED = {
     "convolution": (lambda: nn.Conv2d(256, 8, 3), (256, 3, 3)),
     "transposed": (lambda: nn.ConvTranspose2d(256, 4, 3), (256, 3, 3)),
     "centering": (lambda: ol.LayerCentering(3), (3, 32, 32)),
-    "centering by hand": (lambda: nn.Sequential(nn.Identity(), Fn(lambda x: x - x.mean((1, 2), keepdim=True))), (32, 32)),
+    "centering by hand": (
+        lambda: nn.Sequential(nn.Identity(), Fn(lambda x: x - x.mean((1, 2), keepdim=True))), (32, 32),
+    ),
     "projection": (lambda: nn.Sequential(Fn(lambda x: F.normalize(x, eps=1.0))), (3000,)),
     "average": (lambda: nn.AvgPool2d(16), (3, 32, 32)),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Certificates where products are rounded to fewer digits: what is deducted is the rounding of the arithmetic in use."""
+"""Certificates where products are rounded to fewer digits: the rounding of the arithmetic in use is deducted."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ if BY_LIBRARY:
 @pytest.mark.parametrize("rounding", ["measured", "proved"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_counts(name, rounding):
-    """Errors of 2⁻¹¹ of the norms, which the layers of this model keep, at least; without a setting they are smaller."""
+    """Errors of 2⁻¹¹ of the norms at least, which the layers of this model keep; without a setting they are smaller."""
     model, x = network(), torch.randn(16, 2, 4, 4)
     units = certify(model, [(x, torch.zeros(16).long())], rounding=rounding).forward_errors / x.flatten(1).norm(dim=1)
     assert (units < 2**-13).all()
@@ -73,7 +73,7 @@ def test_every_setting_counts(name, rounding):
 
 @pytest.mark.parametrize("rounding", ["measured", "proved"])
 def test_inputs_at_which_nothing_is_rounded(rounding):
-    """All factors have 10 bits, but inputs beside these have more, and a step of half a unit is rounded to a whole one."""
+    """All factors have 10 bits, but inputs beside these have more: a step of half a unit is rounded to a whole one."""
     layer = nn.Linear(64, 2)
     ulp = 2**-10
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Layers where the host is ahead of the device: nothing may wait for values, and the eval cache goes by versions.
 
-The CPU plays the accelerator: the code is told that looking at values means to wait, and operators that would are refused.
+The CPU plays the accelerator: the code is told that looking at values means to wait, and operators that would are
+refused.
 """
 
 import copy

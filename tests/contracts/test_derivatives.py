@@ -1,4 +1,4 @@
-"""Derivatives of every layer with respect to its parameters: first ones in float32, second ones in every way torch has."""
+"""Derivatives of every layer with respect to its parameters: first in float32, second in every way torch has."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Networks as torchvision writes them, after He et al. (2016), Simonyan & Zisserman (2015), Ronneberger et al. (2015)."""
+"""Networks as people write them, after He et al. (2016), Simonyan & Zisserman (2015), Ronneberger et al. (2015)."""
 
 import torch
 import torch.nn.functional as F

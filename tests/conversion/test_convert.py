@@ -24,8 +24,8 @@ def test_networks_become_1_lipschitz_and_train(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_networks_of_their_own_width(name):
-    # Of 32×32 pixels the last pooling of VGG makes 49 copies of one: logits hardly differ, and 1 / std would be too steep.
-    # Entries of orthonormal rows are as small as 1 / √width, and so are steps.
+    # Of 32×32 pixels the last pooling of VGG makes 49 copies of one: logits hardly differ, and 1 / std would be too
+    # steep. Entries of orthonormal rows are as small as 1 / √width, and so are steps.
     check_bound_and_training(*FULL[name], temperature=20.0 if name == "VGG-11" else None, lr=1e-3)
 
 

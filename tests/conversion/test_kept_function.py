@@ -1,4 +1,4 @@
-"""Kept weights keep the function: by a method that only multiplies them, outputs are those of the network up to a factor."""
+"""Kept weights keep the function: by a method that only multiplies them, outputs are the same up to a factor."""
 
 import pytest
 import torch

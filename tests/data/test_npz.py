@@ -118,7 +118,7 @@ def mixed(rank=0, world_size=1, share=0.25, extra=7):
 
 
 def test_each_batch_has_its_share():
-    """6 of 8 images are of the data: 8 batches an epoch; 16 extra images an epoch are 16/7 rounds through all of them."""
+    """6 of 8 images are of the data: 8 batches an epoch; 16 extra images an epoch are 16/7 rounds through all."""
     loader = mixed()
     assert len(loader) == 8
     extras, places = [], []

@@ -184,8 +184,8 @@ def test_printed_in_one_line():
         "OrthoLinear(in_features=3, out_features=2, bias=False, lipschitz=2, kernel=OrthogonalMatrix)",
         "AdaptiveOrthoConv2d(4, 8, kernel_size=(3, 3), stride=(2, 2), padding=same, padding_mode=circular, "
         "kernel=OrthogonalKernel)",
-        "SDPBasedLipschitzResBlock(4, 4, kernel_size=(3, 3), inner=8, bias=True, padding_mode=zeros, kernel=SDPKernels, "
-        "activation=ReLU())",
+        "SDPBasedLipschitzResBlock(4, 4, kernel_size=(3, 3), inner=8, bias=True, padding_mode=zeros, "
+        "kernel=SDPKernels, activation=ReLU())",
         "Scale(3)",
         "Scale(3, learnable=True)",
         "OrthoLinear(in_features=3, out_features=2, bias=False, lipschitz=2)",

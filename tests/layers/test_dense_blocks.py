@@ -113,7 +113,7 @@ def test_cpl_reaches_its_bound():
 
 @pytest.mark.parametrize("name", ["sandwich-wide", "sll", "cpl"])
 def test_trained_toys_use_the_bound(name):
-    """Trained to move pairs of points apart, layers stretch some direction by at least 0.9; residual branches reflect."""
+    """Trained to move pairs of points apart, layers stretch some direction by ≥ 0.9; residual branches reflect."""
     make, features = LAYERS[name]
     layer = make()
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)

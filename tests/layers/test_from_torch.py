@@ -15,8 +15,8 @@ from orthogonium.reparametrizers import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS
 from tests.contracts.table import LAYERS
 from tests.oracle import singular_values
 
-# Skew kernels some of whose channels are left out, and block reflectors, have many solutions, the former with kinks: fits
-# end at up to 3e-4 of the weight, those of the sum of a strided and a skew factor at 1e-3.
+# Skew kernels some of whose channels are left out, and block reflectors, have many solutions, the former with kinks:
+# fits end at up to 3e-4 of the weight, those of the sum of a strided and a skew factor at 1e-3.
 MANY_SOLUTIONS = {"SOC", "SOC-1d", *(name for name in LAYERS if name.startswith("BRO"))}
 SLOW = {"SOC-strided", "SOC-strided-columns", "SOC-transpose-circular"}
 OWN = ("ortho_params", "niter", "order", "rank", "image_size")

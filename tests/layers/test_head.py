@@ -80,7 +80,8 @@ def test_the_order_of_registration_says_nothing():
 
 @pytest.mark.parametrize("finish", [
     lambda x: 100 * x, lambda x: x * 100, lambda x: x.mul_(100), lambda x: x / 0.01, lambda x: x + x, lambda x: x.exp(),
-    lambda x: torch.softmax(100 * x, 1), lambda x: torch.nn.functional.elu(x, 100.0, inplace=True), nn.Softplus(beta=0.1),
+    lambda x: torch.softmax(100 * x, 1), lambda x: torch.nn.functional.elu(x, 100.0, inplace=True),
+    nn.Softplus(beta=0.1),
     nn.Sequential(nn.Identity(), Scale()), lambda x: (x, x),
 ])  # fmt: skip
 def test_what_is_done_to_the_output_counts(finish):

@@ -289,7 +289,7 @@ def test_statistics_of_two_processes_are_those_of_the_global_batch(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_layer_centering_of_tokens(dtype):
-    """(batch, time, channels): over time, or over the channels of each token as LayerNorm does; the bias is of channels."""
+    """(batch, time, channels): over time, or over channels of each token as LayerNorm does; the bias is of channels."""
     x = torch.randn(2, 5, 6, dtype=dtype)
     over_time, over_channels = LayerCentering(6, axis=-1, dtype=dtype), LayerCentering(6, dim=-1, axis=-1, dtype=dtype)
     torch.testing.assert_close(over_time(x), x - x.mean(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Raw matrices of any condition number give orthogonal layers, or a warning; and gradients as exact as their precision."""
+"""Raw matrices of any condition number give orthogonal layers, or a warning; and gradients that are as exact."""
 
 import warnings
 

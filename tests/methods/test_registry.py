@@ -73,7 +73,8 @@ def test_packages_that_are_installed(tmp_path):
         from orthogonium.layers import AOLConv2d
         from orthogonium.methods import Method, register_method
         ONE = Method("one", "Nobody 2026", "lipschitz", "zeros", "c³", conv={2: AOLConv2d})
-        TWO = [Method("two", "Nobody 2026", "lipschitz", "zeros", "c³", conv={2: "orthogonium.layers.conv.aol:AOLConv2d"})]
+        AOL = {2: "orthogonium.layers.conv.aol:AOLConv2d"}
+        TWO = [Method("two", "Nobody 2026", "lipschitz", "zeros", "c³", conv=AOL)]
         SELF = register_method(Method("three", "Nobody 2026", "lipschitz", "zeros", "c³", conv={2: AOLConv2d}))
         """)
     )

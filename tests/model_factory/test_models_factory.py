@@ -30,7 +30,8 @@ from orthogonium.model_factory.models_factory import (
 
 DEFAULTS = {
     "AOCNetV1": dict(
-        img_shape=(3, 224, 224), n_classes=1000, expand_factor=2, block_depth=2, kernel_size=3, embedding_dim=1024, groups=8
+        img_shape=(3, 224, 224), n_classes=1000, expand_factor=2, block_depth=2, kernel_size=3, embedding_dim=1024,
+        groups=8
     ),
     "LipResNet": dict(img_shape=(3, 224, 224), n_classes=1000, norm=None),
     "LipVGG": dict(img_shape=(3, 224, 224), n_classes=1000),

@@ -1,4 +1,4 @@
-"""Images of the size of ImageNet's: every family has a stem and a pooling for them, and small images know nothing of it."""
+"""Images of the size of ImageNet's: every family has a stem and a pooling for them, which small images do not see."""
 
 import pytest
 import torch

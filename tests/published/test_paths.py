@@ -18,7 +18,9 @@ DEEP = {
     ),
     "orthogonium.layers.conv.AOC.rko_conv": "RKOConv2d RkoConvTranspose2d",
     "orthogonium.layers.conv.AOC.bcop_x_rko_conv": "BcopRkoConv2d BcopRkoConvTranspose2d",
-    "orthogonium.layers.conv.AOL.aol": "AOLConv2D AOLConvTranspose2D conv_orthogonal_ fast_matrix_conv transpose_kernel",
+    "orthogonium.layers.conv.AOL.aol": (
+        "AOLConv2D AOLConvTranspose2D conv_orthogonal_ fast_matrix_conv transpose_kernel"
+    ),
     "orthogonium.layers.conv.SLL.sll_layer": (
         "SDPBasedLipschitzResBlock SDPBasedLipschitzDense SLLxAOCLipschitzResBlock AOCLipschitzResBlock "
         "AdaptiveOrthoConv2d OrthoParams fast_matrix_conv transpose_kernel"
@@ -26,7 +28,9 @@ DEEP = {
     "orthogonium.layers.conv.adaptiveSOC.ortho_conv": (
         "AdaptiveSOCConv2d AdaptiveSOCConvTranspose2d FastSOC SOCRkoConv2d RKOConv2d"
     ),
-    "orthogonium.layers.conv.adaptiveSOC.fast_skew_ortho_conv": "FastSOC SOCTranspose fast_matrix_conv transpose_kernel",
+    "orthogonium.layers.conv.adaptiveSOC.fast_skew_ortho_conv": (
+        "FastSOC SOCTranspose fast_matrix_conv transpose_kernel"
+    ),
     "orthogonium.layers.conv.adaptiveSOC.soc_x_rko_conv": "SOCRkoConv2d SOCRkoConvTranspose2d fast_matrix_conv",
     "orthogonium.layers.conv.singular_values.get_sv": "get_conv_sv compute_delattre2023 compute_delattre2024",
     "orthogonium.layers.conv.singular_values.delattre24": "compute_delattre2023 compute_delattre2024",

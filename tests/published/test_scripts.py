@@ -1,4 +1,4 @@
-"""Whole scripts as users of 0.0.4 have them: deep imports, factories with their configurations, training, checkpoints."""
+"""Whole scripts as users of 0.0.4 have them: deep imports, configured factories, training, checkpoints."""
 
 import io
 
@@ -60,7 +60,8 @@ SMALL = {
     ),
     "LargeStagedCNN": (
         lambda: LargeStagedCNN(
-            img_shape=(3, 28, 28), patch_size=7, dim_repeats=[(16, 1), (32, 1)], dim_nb_dense=(32, 2), n_classes=10, **PARTS
+            img_shape=(3, 28, 28), patch_size=7, dim_repeats=[(16, 1), (32, 1)], dim_nb_dense=(32, 2), n_classes=10,
+            **PARTS
         ),
         28,
     ),

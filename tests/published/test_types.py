@@ -20,7 +20,7 @@ def test_the_script_runs():
 
 
 def test_a_strict_type_checker_agrees(tmp_path):
-    """`assert_type` of the script holds, and nothing in it is an error. The library itself is checked by `make check`."""
+    """`assert_type` of the script holds, and nothing in it is an error. `make check` checks the library itself."""
     pytest.importorskip("mypy")
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
     command = [sys.executable, "-m", "mypy", *options, str(SCRIPT)]

@@ -1,4 +1,4 @@
-"""A script for 0.0.4 with annotations: what type checkers see at the paths that the paper and the documentation name."""
+"""A script for 0.0.4 with annotations: what type checkers see at the paths that paper and documentation name."""
 
 from typing import Any, Literal
 

@@ -75,7 +75,8 @@ def test_presets_survive_json_and_name_what_exists(name):
 
 def test_every_field_survives_json():
     changed = Recipe(
-        model="other", model_options={"widths": (8, 16)}, data="cifar10", root="/data", augment="crop-flip", validation=0.1,
+        model="other", model_options={"widths": (8, 16)}, data="cifar10", root="/data", augment="crop-flip",
+        validation=0.1,
         loss="hkr", loss_options={"alpha": 0.9}, optimizer="sgd", optimizer_options={"momentum": 0.8}, lr=0.5,
         weight_decay=0.1, decay_biases=True, schedule="linear", warmup=0.3, epochs=None, minutes=0.5, batch_size=32,
         accumulate=2, clip_norm=3.0, ema=0.9, lookahead=5, lookahead_share=0.8,

@@ -1,4 +1,4 @@
-"""Kernels near isometries: singular values lie between the certified ends, which are hardly further apart than they are."""
+"""Kernels near isometries: singular values lie between the certified ends, which are hardly further apart."""
 
 import math
 

@@ -59,9 +59,9 @@ class Local:
 class Effect:
     """What a rule says about an output: its terms over the bases, its samples, its rounding.
 
-    `owner` is the sample of each entry, in the shape of the output; None where axis 0 is the batch. A rule that sees through
-    several operations has terms over the first of what they read; `carried` are the values that the last one reads, whose
-    errors come along, with the factor by which it passes them on.
+    `owner` is the sample of each entry, in the shape of the output; None where axis 0 is the batch. A rule that sees
+    through several operations has terms over the first of what they read; `carried` are the values that the last one
+    reads, whose errors come along, with the factor by which it passes them on.
     """
 
     terms: tuple[Form, ...]
@@ -149,7 +149,7 @@ class Call:
     # ── samples ──
 
     def together(self, x: Tracked, axes: Sequence[int]) -> Tensor | None:
-        """The samples of `x` where entries along `axes` are combined; None where axis 0 is the batch and not one of them.
+        """The samples of `x` where entries along `axes` are combined; None where axis 0 is the batch and not in `axes`.
 
         Has size 1 along the axes. Raises `NoBound` if the entries of different samples meet.
         """

@@ -51,7 +51,8 @@ def _fourier_rounding(
     units = 4 * sum((p + 4) * math.sqrt(p) for m in coarse for p in _primes(m))
     transform = units * unit
     computed, exact = (symbol_of(weight.to(t), left, stride, groups, sizes).double() for t in (dtype, torch.float64))
-    # The matrices as they are computed, which the same numbers make again; those of float64 are off by less than the last.
+    # The matrices as they are computed, which the same numbers make again; those of float64 are off by less than the
+    # last.
     spread = math.sqrt(2 * math.prod(sizes)) * float(torch.linalg.vector_norm(weight.double()))
     off = 2 * float(torch.linalg.matrix_norm(computed - exact).amax()) + units * unit_roundoff(torch.float64) * spread
     rows, columns = exact.abs().sum(-1).amax(-1), exact.abs().sum(-2).amax(-1)

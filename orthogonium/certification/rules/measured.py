@@ -16,8 +16,8 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.spectral import Spectrum, convolution, spectrum
 
 PRODUCT = (
-    "The product of two values is not Lipschitz: its derivative grows with them. That of queries and keys is one, so that "
-    "nn.MultiheadAttention has no constant.",
+    "The product of two values is not Lipschitz: its derivative grows with them. That of queries and keys is one, so "
+    "that nn.MultiheadAttention has no constant.",
     "Use DistanceAttention or TokenMixing in the place of attention, OrthoLinear or a constant matrix elsewhere.",
 )
 

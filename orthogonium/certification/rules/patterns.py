@@ -340,5 +340,6 @@ _SAME = {aten.abs.default, aten.relu.default, aten.clamp_min.default, aten.clamp
 _KEEP_ENERGY = _SAME | {
     aten.add.Tensor, aten.add.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar,
     aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default,
-    aten.avg_pool2d.default, aten.avg_pool3d.default, aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default,
+    aten.avg_pool2d.default, aten.avg_pool3d.default,
+    aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default,
 }  # fmt: skip

@@ -47,7 +47,7 @@ def _dims(call: Call) -> int:
 
 
 def _matrix(fn: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Matrix (inputs, outputs) of a linear map of one axis, `fn` of images (n, 1, size, 1), in the arithmetic of `dtype`."""
+    """Matrix (inputs, outputs) of a linear map of one axis, `fn` of images (n, 1, size, 1), computed in `dtype`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     return fn(torch.eye(size, dtype=exact)[:, None, :, None]).reshape(size, -1).double()
 
@@ -116,7 +116,8 @@ def interpolated(call: Call) -> Any:
     sizes = list(zip(x.shape[-dims:], call.output.shape[-dims:], names, strict=True))
     matrices = []
     for axis, (n, o, name) in enumerate(sizes):
-        # Torch treats columns of one pixel's width in a way of its own: they are read where there are such, rows elsewhere.
+        # Torch treats columns of one pixel's width in a way of its own: they are read where there are such, rows
+        # elsewhere.
         column = dims == 2 and axis == 0 and sizes[1][1] == 1
 
         def resize(t: Tensor, o: int = o, scale: Any = call[name], column: bool = column) -> Tensor:

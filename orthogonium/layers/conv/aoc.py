@@ -30,7 +30,8 @@ class Adaptive(ConstrainedConvNd):
 class Part(type):
     """Class of a part of AOC by name, whose instances are also the adaptive layers that consist of this part alone.
 
-    0.0.4 returned the part itself. Which one that is depends on the sizes: one tap for each step is RKO, no stride is BCOP.
+    0.0.4 returned the part itself. Which one that is depends on the sizes: one tap for each step is RKO, no stride is
+    BCOP.
     """
 
     part: str
@@ -104,7 +105,7 @@ class OrthoConvTranspose(ConstrainedConvTranspose):
 
 
 class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
-    """Orthogonal 2-D convolution of any geometry that has one: kernel (also even or rectangular), stride, dilation, groups.
+    """Orthogonal 2-D convolution of any geometry that has one: any kernel (also even), stride, dilation and groups.
 
     Guarantee: under circular padding all singular values are 1 (1e-5 in float32) if the stride divides the image size,
     and at most 1 otherwise; under zero padding at most 1.

@@ -63,9 +63,9 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
     """2-D convolution scaled by channel until it is 1-Lipschitz, with the arguments of `nn.Conv2d`.
 
     With the autocorrelation G of the kernel, output channel i is divided by the root of
-    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)`, or input channels likewise where there are fewer of them; q is learned.
-    Only lags that the stride can reach count. `niter` steps make the bound tighter: the norm of a random 3×3 kernel becomes
-    about 0.63, 0.81, 0.92, 0.97 for 1 to 4 of them, never less than for fewer steps.
+    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)`, or input channels likewise where there are fewer of them; q is
+    learned. Only lags that the stride can reach count. `niter` steps make the bound tighter: the norm of a random 3×3
+    kernel becomes about 0.63, 0.81, 0.92, 0.97 for 1 to 4 of them, never less than for fewer steps.
 
     Guarantee: σ_max ≤ 1 for every image size, zero or circular padding, any stride, dilation and groups.
 

@@ -1,6 +1,7 @@
 """Constrained convolutions: real `nn.ConvNd`s and `nn.ConvTransposeNd`s with their own border (see `padding.py`).
 
-A call checks the images, tiles them with windows, applies the kernel (`execution.py` has the ways) and crops the result.
+A call checks the images, tiles them with windows, applies the kernel (`execution.py` has the ways) and crops the
+result.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What is known of singular values holds under circular padding that keeps every window; else `lipschitz` alone."""
+        """Singular values are known under circular padding that keeps every window; else `lipschitz` alone holds."""
         if not self.smallest or not self.covers:
             every = not self.smallest or self.border.mode == "zeros"
             return Guarantee("lipschitz", self.lipschitz, image_sizes=(1,) * self.dims, every_window=every)
@@ -222,8 +223,8 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         sizes = list(output_size)[-g.dims :]
         if len(sizes) != g.dims or any(not a <= n <= b for a, n, b in zip(smallest, sizes, largest, strict=True)):
             raise ShapeError(
-                f"{type(self).__name__}: no image of size {tuple(output_size)} gives {tuple(inputs)} outputs; sizes from "
-                f"{tuple(smallest)} to {tuple(largest)} do."
+                f"{type(self).__name__}: no image of size {tuple(output_size)} gives {tuple(inputs)} outputs; sizes "
+                f"from {tuple(smallest)} to {tuple(largest)} do."
             )
         return sizes
 

@@ -6,8 +6,9 @@ Note [Size of the weight]
 `layer.weight` is the kernel for images of `layer.image_size`, which is an argument of the layer or else the size of the
 first images that it meets. This one is built beforehand by `build_once`, frozen and exported. Images of other sizes are
 convolved with the kernel for theirs, which is kept in eval as well. A plain weight, from `freeze` or
-`remove_parametrizations`, serves the sizes that divide its own, for which it wraps around to the kernel for them; others
-are refused. That of ECO, whose taps move apart with the image, would wrap around to another kernel: it serves its own size.
+`remove_parametrizations`, serves the sizes that divide its own, for which it wraps around to the kernel for them;
+others are refused. That of ECO, whose taps move apart with the image, would wrap around to another kernel: it serves
+its own size.
 """
 
 from __future__ import annotations
@@ -113,13 +114,13 @@ class CircleConv(ConstrainedConv):
         name, g = type(self).__name__, kernel.geometry
         if padding_mode != "circular":
             raise GeometryError(
-                f"{name}: its kernel is orthogonal on images that are wrapped around: needs padding_mode='circular', got "
-                f"{padding_mode!r}. With zeros, use method='aoc'."
+                f"{name}: its kernel is orthogonal on images that are wrapped around: needs padding_mode='circular', "
+                f"got {padding_mode!r}. With zeros, use method='aoc'."
             )
         if any(d != 1 for d in g.dilation):
             raise GeometryError(
-                f"{name}: its kernel reaches over the whole image, so that there is no dilation: got {g.dilation}. Use a "
-                "larger kernel_size, or method='aoc'."
+                f"{name}: its kernel reaches over the whole image, so that there is no dilation: got {g.dilation}. Use "
+                "a larger kernel_size, or method='aoc'."
             )
         check_kept_image(g, padding, name)
         sizes = None if image_size is None else _tiled(to_tuple(image_size, g.dims, "image_size"), g.stride)
@@ -142,8 +143,8 @@ class CircleConv(ConstrainedConv):
         x = tile(input, g.stride)
         if torch.jit.is_tracing():
             x = _of_fixed_size(x, g.dims)
-        # An index is a number, also to a compiler: it makes one graph for each size, as there is one kernel for each. With
-        # unknown sizes it would take minutes.
+        # An index is a number, also to a compiler: it makes one graph for each size, as there is one kernel for each.
+        # With unknown sizes it would take minutes.
         self._settle(tuple(map(operator.index, x.shape[-g.dims :])))
         return execute(self, x)
 
@@ -172,8 +173,9 @@ class CircleConv(ConstrainedConv):
         if supplied is not None and tuple(supplied.shape[2:]) != sizes:  # built beforehand, for other images
             if getattr(constraint.supply, "for_all_passes", False):
                 raise ShapeError(
-                    f"{type(self).__name__}: inside of build_once its weight is for images of {tuple(supplied.shape[2:])}, "
-                    f"got {sizes}. Give the layer image_size={sizes}, or call it once with such images before the block."
+                    f"{type(self).__name__}: inside of build_once its weight is for images of "
+                    f"{tuple(supplied.shape[2:])}, got {sizes}. Give the layer image_size={sizes}, or call it once "
+                    "with such images before the block."
                 )
         elif grid == kernel.grid:
             return self.weight_of(source)
@@ -184,8 +186,8 @@ class CircleConv(ConstrainedConv):
         if own != sizes and (not self.wraps or any(n % m for n, m in zip(own, sizes, strict=True))):
             raise ShapeError(
                 f"{type(self).__name__}: its weight is fixed, for images of {own}; those of {sizes} need another one. "
-                f"Give the layer image_size={sizes}, or call it once with such images, before its weight is fixed (freeze, "
-                "remove_parametrizations)."
+                f"Give the layer image_size={sizes}, or call it once with such images, before its weight is fixed "
+                "(freeze, remove_parametrizations)."
             )
         return weight
 
@@ -248,7 +250,8 @@ class CayleyConv2d(_Cayley, nn.Conv2d):
 
     Trockman & Kolter (2021), "Orthogonalizing convolutional layers with the Cayley transform".
 
-    Guarantee: all singular values are 1 (1e-5 in float32) if the stride divides the image size, and at most 1 otherwise;
+    Guarantee: all singular values are 1 (1e-5 in float32) if the stride divides the image size, and at most 1
+        otherwise;
     circular padding. The kernel is as large as the image, and another one for each image size.
 
     Args:
@@ -272,7 +275,8 @@ class CayleyConv2d(_Cayley, nn.Conv2d):
     >>> torch.allclose((layer(x) - layer(0 * x)).norm(), x.norm())
     True
     >>> str(layer.guarantee)
-    'all singular values 1, for image sizes divisible by the stride; 1-Lipschitz for others, each with a kernel of its own'
+    'all singular values 1, for image sizes divisible by the stride; 1-Lipschitz for others, each with a kernel of its
+    own'
     """
 
 
@@ -289,7 +293,8 @@ class LOTConv2d(_LOT, nn.Conv2d):
 
     Xu, Li & Li (2022), "LOT: Layer-wise orthogonal training on improving l2 certified robustness".
 
-    Guarantee: that of `CayleyConv2d`, for taps whose symbol has full rank at each frequency (others are warned of). Kernels
+    Guarantee: that of `CayleyConv2d`, for taps whose symbol has full rank at each frequency (others are warned of).
+        Kernels
     smaller than the stride need `out ≤ in·∏kernel`.
 
     >>> LOTConv2d(4, 8, 3, image_size=8)(torch.randn(1, 4, 8, 8)).shape
@@ -338,7 +343,8 @@ class ECOConv2d(_ECO, nn.Conv2d):
 
     Yu, Li, Cai, Zhu & Chen (2022), "Constructing orthogonal convolutions in an explicit manner".
 
-    Guarantee: that of `CayleyConv2d`. The taps lie as far apart as they fit into the image, `size / kernel_size` pixels;
+    Guarantee: that of `CayleyConv2d`. The taps lie as far apart as they fit into the image, `size / kernel_size`
+        pixels;
     where the kernel size does not divide the image, the next larger number that does takes its place.
 
     >>> layer = ECOConv2d(4, 8, 3)

@@ -1,4 +1,4 @@
-"""The ways to convolve images with a constrained weight, in the order in which they are tried; all give the same result.
+"""The ways to convolve images with a constrained weight, in the order in which they are tried; all give the same.
 
 `select_execution(layer, x)` tells which one a layer takes, as `select_method(geometry)` tells its construction.
 """

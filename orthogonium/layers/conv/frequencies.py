@@ -16,7 +16,7 @@ from orthogonium.linalg.precision import autocasts
 
 
 def symbol_of(weight: Tensor, left: Sequence[int], stride: Sequence[int], groups: int, sizes: Sequence[int]) -> Tensor:
-    """What a convolution of images of these sizes multiplies each frequency by: real form, `(*half, g, 2·out, 2·in·∏s)`."""
+    """What a convolution of images of these sizes multiplies each frequency by: `(*half, g, 2·out, 2·in·∏s)`, real."""
     taps = wrap_taps(weight.unflatten(0, (groups, -1)), left, sizes)
     return real_form(to_frequencies(stack_phases(taps, stride), len(stride)), conjugate=True)
 

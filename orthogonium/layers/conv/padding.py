@@ -48,8 +48,8 @@ class Border:
         """Validate and resolve the padding arguments of a layer."""
         if mode not in PADDING_MODES:
             reason = (
-                f"{mode!r} repeats border pixels, which multiplies the norm by up to √2 per axis, so that no kernel keeps "
-                "the guarantee on every image. "
+                f"{mode!r} repeats border pixels, which multiplies the norm by up to √2 per axis, so that no kernel "
+                "keeps the guarantee on every image. "
                 if mode in ("reflect", "replicate")
                 else ""
             )
@@ -75,7 +75,7 @@ class Border:
         return cls(mode, amount, amount, geometry.stride, False)
 
     def covers(self, geometry: ConvGeometry) -> bool:
-        """Whether every window of a circular image is there, so that an orthogonal kernel gives an orthogonal operator."""
+        """Whether every window of a circular image is there: orthogonal kernels then give orthogonal operators."""
         axes = zip(self.left, self.right, geometry.extent, self.stride, strict=True)
         return self.mode == "circular" and all(a + b >= x - s for a, b, x, s in axes)
 

@@ -78,11 +78,11 @@ SDPBasedLipschitzConv = SDPBasedLipschitzResBlock
 class SLLxAOCLipschitzResBlock(ConvBlock):
     """SLL between two orthogonal convolutions, for stride and change of channels: `S⋆x − 2C⋆σ(A⋆x + b)`.
 
-    The kernels `A = K ⊛ K_pre`, `C = K_post ⊛ KᵀT⁻¹` and `S = K_post ⊛ K_pre` are composed once per step; K_post strides.
-    With b = min(stride, kernel_size), K_pre and K_post have b taps on an axis and K has `kernel_size − b + 1`, so that
-    both convolutions of the branch, A and C, have `kernel_size` taps, and the skip connection S has 2b − 1. Between
-    K_pre and K_post are `cin` channels, or more where no orthogonal K_post has `cin` (1×1 kernels that stride and widen).
-    With one channel per group, where K_pre could only shift, it is left out and K has `kernel_size` taps.
+    The kernels `A = K ⊛ K_pre`, `C = K_post ⊛ KᵀT⁻¹` and `S = K_post ⊛ K_pre` are composed once per step; K_post
+    strides. With b = min(stride, kernel_size), K_pre and K_post have b taps on an axis and K has `kernel_size − b + 1`,
+    so that both convolutions of the branch, A and C, have `kernel_size` taps, and the skip connection S has 2b − 1.
+    Between K_pre and K_post are `cin` channels, or more where no orthogonal K_post has `cin` (1×1 kernels that stride
+    and widen). With one channel per group, where K_pre could only shift, it is left out and K has `kernel_size` taps.
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 

@@ -3,10 +3,11 @@
 Note [Padding of a grown kernel]
 The kernel grows with the order of the series, and nobody wants the size of images to depend on how exact a layer is. So
 integers given as `padding` are relative to a size that does not: that of order 3, 7×7 for a 3×3 kernel, as in 0.0.4
-(`padding_to="series"`), or the one that was asked for, as torch counts (`padding_to="kernel"`; the layers by the name of
-their method do that). The layer adds half of what its kernel is larger to each side. Where that is odd, the strided sizes of
-torch come out all the same if images shall keep theirs (`padding = (k − 1)/2`: "same"), or with one pixel more or less of
-`output_padding`; else the padding is refused. An integer that keeps the image at the layer's own order does so, too.
+(`padding_to="series"`), or the one that was asked for, as torch counts (`padding_to="kernel"`; the layers by the name
+of their method do that). The layer adds half of what its kernel is larger to each side. Where that is odd, the strided
+sizes of torch come out all the same if images shall keep theirs (`padding = (k − 1)/2`: "same"), or with one pixel more
+or less of `output_padding`; else the padding is refused. An integer that keeps the image at the layer's own order does
+so, too.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class _SeenPadding:
 
     def _refusal(self, remedy: str) -> GeometryError:
         return GeometryError(
-            f"The kernel of size {self.geometry.kernel_size} grows to {self.own} (a skew kernel has odd sizes): no padding "
-            f"gives the images that {self.padding} would give with {self.seen}. Use {remedy}."
+            f"The kernel of size {self.geometry.kernel_size} grows to {self.own} (a skew kernel has odd sizes): no "
+            f"padding gives the images that {self.padding} would give with {self.seen}. Use {remedy}."
         )
 
 
@@ -148,10 +149,11 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     """Nearly orthogonal 2-D convolution with the explicit kernel `Σ_{j ≤ order} Kʲ / j!` of a skew K; also depthwise.
 
-    `kernel_size` k is that of K: the exponential has the size `order·(k − 1) + 1` (9×9 for a 3×3 kernel and order 4). This
-    grown kernel is `layer.weight`, its size `layer.kernel_size` and its padding `layer.padding`; `layer.skew_kernel_size` is
-    the size of K. A skew kernel has odd sizes: an even k gets one tap more. With a stride, an orthogonal kernel of the size
-    `e = min(stride, k)` follows (RKO), and K has the size `k − e + 1`, or one more where that is even.
+    `kernel_size` k is that of K: the exponential has the size `order·(k − 1) + 1` (9×9 for a 3×3 kernel and order 4).
+    This grown kernel is `layer.weight`, its size `layer.kernel_size` and its padding `layer.padding`;
+    `layer.skew_kernel_size` is the size of K. A skew kernel has odd sizes: an even k gets one tap more. With a stride,
+    an orthogonal kernel of the size `e = min(stride, k)` follows (RKO), and K has the size `k − e + 1`, or one more
+    where that is even.
 
     | order | smallest singular value, at least | 3×3 grows to |
     |---|---|---|
@@ -162,14 +164,15 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     | 11 | 1 − 1.3e-9 | 23×23 |
     | 12 | 1 − 1.3e-10 | 25×25 |
 
-    Guarantee: σ_max ≤ 1 (1e-6 in float32) for every image size, zero or circular padding; under circular padding that keeps
+    Guarantee: σ_max ≤ 1 (1e-6 in float32) for every image size, zero or circular padding; under circular padding that
+        keeps
     every window, and if the stride divides the image size, the smallest singular value is as above.
 
     The arguments that are not listed are those of `AdaptiveOrthoConv2d`; one channel per group is fine.
 
     Args:
-        padding: "same" (`⌈size / stride⌉` outputs, any stride), or integers ("valid" is 0): images are as large as with the
-            kernel of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3.
+        padding: "same" (`⌈size / stride⌉` outputs, any stride), or integers ("valid" is 0): images are as large as with
+            the kernel of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3.
         ortho_params: how the matrix of the strided stage is made orthogonal; there is none for stride 1.
         order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
         niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come

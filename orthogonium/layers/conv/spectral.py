@@ -74,9 +74,9 @@ class _SpectralConvTranspose(_Normalized, ConstrainedConvTranspose):
 class SpectralConv2d(_SpectralConv, nn.Conv2d):
     """2-D convolution whose kernel is divided by a certified bound of its norm, with the arguments of `nn.Conv2d`.
 
-    The bound holds for every image size; it is exact up to `1.0080` for each axis along which the kernel has several taps (a
-    grid of frequencies) and `c^(2^-(niter+2))` for c channels (Gram iteration): σ_max ≥ 0.98 for 3×3 kernels of 64 channels.
-    It is differentiable, has no state, and each group has its own.
+    The bound holds for every image size; it is exact up to `1.0080` for each axis along which the kernel has several
+    taps (a grid of frequencies) and `c^(2^-(niter+2))` for c channels (Gram iteration): σ_max ≥ 0.98 for 3×3 kernels of
+    64 channels. It is differentiable, has no state, and each group has its own.
 
     Guarantee: σ_max ≤ 1 for every image size, zero or circular padding, any stride, dilation and groups.
 

@@ -2,8 +2,8 @@
 
 Li, Haque, Anil, Lucas, Grosse, Jacobsen (2019), "Preventing gradient attenuation in Lipschitz constrained convolutional
 networks". For a projector P of rank ⌊c/2⌋, `P + (I − P) z` is orthogonal at every frequency z of its axis; a kernel of
-size k is a product of k − 1 of them along each axis and of an orthogonal matrix. The latter is `(I − 2P)(I − 2Q)`, which
-reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ flops, and 48 c³ backward.
+size k is a product of k − 1 of them along each axis and of an orthogonal matrix. The latter is `(I − 2P)(I − 2Q)`,
+which reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ flops, and 48 c³ backward.
 
 The kernel is `(g, c, m, *taps)` from the start, the layout of a weight: each factor multiplies it from the left.
 """

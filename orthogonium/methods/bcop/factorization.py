@@ -4,17 +4,18 @@ Shapes: c channels, r the rank of the projectors, m columns; t taps of `X = F₁
 which S has t − n.
 
 Note [Cuts]
-`X = GY` where G consists of the first j factors. Vectors h of j taps (c each) that are orthogonal to all `Gf`, f of j taps,
-are a space K of dimension j(c − r), and
+`X = GY` where G consists of the first j factors. Vectors h of j taps (c each) that are orthogonal to all `Gf`, f of j
+taps, are a space K of dimension j(c − r), and
 - the first j taps of X, moved by 0 to j − 1 places, are orthogonal to K;
 - the last j taps of X, moved down by 0 to j − 1 places, lie in K.
-So the complement of K is spanned by the leading eigenvectors of the difference of the Grams of these two, which is positive
-there and negative on K: a direction is as sure as the larger of the two makes it, and where neither says anything, any
-will do (j = 1). K determines G: `(I − G(z)G(1)ᵀ)/(1 − z)` is the projection on K of `(1 + z + … + z^(j−1)) I`, and G(1) = I.
+So the complement of K is spanned by the leading eigenvectors of the difference of the Grams of these two, which is
+positive there and negative on K: a direction is as sure as the larger of the two makes it, and where neither says
+anything, any will do (j = 1). K determines G: `(I − G(z)G(1)ᵀ)/(1 − z)` is the projection on K of
+`(1 + z + … + z^(j−1)) I`, and G(1) = I.
 
-One factor is a projector; G is cut again. Each cut is well conditioned or not by chance: noise of float32 may grow by 1e3
-and more. How good a cut was is known, since all steps are orthogonal: the error of the product is what is taken off beyond
-its ends. So other cuts are tried until one is as good as the noise, and the best is taken.
+One factor is a projector; G is cut again. Each cut is well conditioned or not by chance: noise of float32 may grow by
+1e3 and more. How good a cut was is known, since all steps are orthogonal: the error of the product is what is taken off
+beyond its ends. So other cuts are tried until one is as good as the noise, and the best is taken.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ give `Y = Σ_{i<n} zⁱ Z_i + zⁿ (X − Σ Z_i)`. Two factors with projectors 
 
 Note [Thin or dense]
 The terms of a pair come from the coordinates `UX`, in 6 c²T flops (12 backward), or from the taps `A_0`, `A_1`
-themselves, in 4 c³ + 4 c²T (6 c³ + 8 c²T backward): thin products are cheaper for T ≤ 2c. Dense, one product applies any
-number of factors.
+themselves, in 4 c³ + 4 c²T (6 c³ + 8 c²T backward): thin products are cheaper for T ≤ 2c. Dense, one product applies
+any number of factors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Orthogonal factors applied to images, one after the other, instead of their product.
 
 Along one axis of an image, `P + (I − P) z` is `y_p = x_{p+d} + P (x_p − x_{p+d})` for dilation d. With a basis M of the
-projector (`P = MᵀM`, orthonormal rows) that takes two thin products for each pixel, and the differences are taken of the
-coordinates `Mx`, half as many as channels.
+projector (`P = MᵀM`, orthonormal rows) that takes two thin products for each pixel, and the differences are taken of
+the coordinates `Mx`, half as many as channels.
 
 Note [Layout]
 The axis comes first, then the batch and all other axes: a shift along the axis is a slice, and each product is one for
@@ -56,7 +56,7 @@ def apply_factors(bases: Sequence[Tensor], x: Tensor, dilation: int) -> Tensor: 
 
 
 def convolve_tiles(x: Tensor, kernel: Tensor) -> Tensor:  # (n, g, c, *sizes), (g, m, c, *k) → (n, g, m, *(sizes / k))
-    """Convolve with a kernel as large as its stride, which divides the sizes: one product for all tiles of all images."""
+    """Convolve with a kernel as large as its stride, which divides the sizes: one product for all tiles."""
     tile = kernel.shape[3:]
     for axis, k in enumerate(tile, 3):
         x = x.unflatten(2 * axis - 3, (-1, k))

@@ -1,10 +1,10 @@
 """From a kernel back to the projectors that it is made of, where it is such a kernel.
 
 Note [Peeling]
-Of `X = A(z₁)B(z₂) ⋯ S` the taps along the first axis, all others being columns, are the factors of A times the rest: they
-are found (`factorization.py`) and taken off, then those of the next axis. In float64, and what comes out is to be checked by
-building it: float32 kernels of sizes 3, 5 and 7 are built again to 3e-6. Fewer columns than channels say less, and some
-kernels of size 5 and more cannot be recovered then.
+Of `X = A(z₁)B(z₂) ⋯ S` the taps along the first axis, all others being columns, are the factors of A times the rest:
+they are found (`factorization.py`) and taken off, then those of the next axis. In float64, and what comes out is to be
+checked by building it: float32 kernels of sizes 3, 5 and 7 are built again to 3e-6. Fewer columns than channels say
+less, and some kernels of size 5 and more cannot be recovered then.
 
 Note [Two reflections]
 A rotation R turns planes: for an eigenvector v of R + Rᵀ with `vᵀRv = cos θ` the span of v and Rv is one, turned by θ.

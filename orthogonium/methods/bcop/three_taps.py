@@ -1,12 +1,12 @@
 """Kernels of size 3, one pair of factors on each axis, with a first derivative by hand.
 
-What `factors.py` does, for the kernels that most layers have: the taps of all pairs at once, each axis in one product, and
-half as many operators in a training step (`benchmarks.ablation` has the gain). Dense taps take the flops of thin products
-where the kernel is square, and up to 128 channels operators cost more than their arithmetic.
+What `factors.py` does, for the kernels that most layers have: the taps of all pairs at once, each axis in one product,
+and half as many operators in a training step (`benchmarks.ablation` has the gain). Dense taps take the flops of thin
+products where the kernel is square, and up to 128 channels operators cost more than their arithmetic.
 
-With the taps `A_0 = PQ`, `A_1 = P + Q − 2PQ` of a pair (`P = MᵀM`, `Q = NᵀN`, `PQ = MᵀKₙ`, `Kₙ = (MNᵀ)N`) an axis maps X to
-`(A_0X, A_1X, X − A_0X − A_1X)`. Its adjoint takes `(G_0, G_1, G_2)` to `G_2 + A_0ᵀH_0 + A_1ᵀH_1`, `H_i = G_i − G_2`. The
-rotation is that of a pair, too: `(I − 2P)(I − 2Q) = I − 2A_1`.
+With the taps `A_0 = PQ`, `A_1 = P + Q − 2PQ` of a pair (`P = MᵀM`, `Q = NᵀN`, `PQ = MᵀKₙ`, `Kₙ = (MNᵀ)N`) an axis maps
+X to `(A_0X, A_1X, X − A_0X − A_1X)`. Its adjoint takes `(G_0, G_1, G_2)` to `G_2 + A_0ᵀH_0 + A_1ᵀH_1`,
+`H_i = G_i − G_2`. The rotation is that of a pair, too: `(I − 2P)(I − 2Q) = I − 2A_1`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ Derivatives are hints here, never evidence: a function may edit `.data` or defin
 two outputs that were computed.
 
 Note [Rounding of a quotient]
-An operation that returns t in a format of precision eps may be wrong by a few eps‖t‖, and what follows may amplify that.
-So a numerator is known to within 16·Σ eps‖t‖ over all tensors the program makes for this pair, times max(1, bound); in half
-precision, where sums are accumulated in a wider format and one rounding is left, within Σ eps‖t‖. A quotient refutes a bound
-only if it does so after the numerator is lowered by that much. A cast to a coarser format counts with its precision.
+An operation that returns t in a format of precision eps may be wrong by a few eps‖t‖, and what follows may amplify
+that. So a numerator is known to within 16·Σ eps‖t‖ over all tensors the program makes for this pair, times max(1,
+bound); in half precision, where sums are accumulated in a wider format and one rounding is left, within Σ eps‖t‖. A
+quotient refutes a bound only if it does so after the numerator is lowered by that much. A cast to a coarser format
+counts with its precision.
 """
 
 from __future__ import annotations

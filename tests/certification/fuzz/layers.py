@@ -13,8 +13,8 @@ def convolution(p: Draft) -> str:
     out = groups * p.pick(1, 2)
     kernel, mode = p.pick(1, 2, 3), p.pick("zeros", "zeros", "circular", "reflect", "replicate")
     return (
-        f"nn.Conv{n}d({c}, {out}, {kernel}, stride={p.pick(1, 1, 2)}, padding={p.pick(0, 1)}, dilation={p.pick(1, 1, 2)}, "
-        f"groups={groups}, padding_mode={mode!r})"
+        f"nn.Conv{n}d({c}, {out}, {kernel}, stride={p.pick(1, 1, 2)}, padding={p.pick(0, 1)}, "
+        f"dilation={p.pick(1, 1, 2)}, groups={groups}, padding_mode={mode!r})"
     )
 
 
@@ -198,7 +198,8 @@ def block(p: Draft) -> str:
             raise Unfit
         one, suffix = ("1d", "1d") if n == 1 else ("2d", "")
         kinds = [
-            f"ol.CPLConv{one}({c}, {p.pick(2, c)}, 3, activation={slope}, padding_mode={p.pick('zeros', 'circular')!r})",
+            f"ol.CPLConv{one}({c}, {p.pick(2, c)}, 3, activation={slope}, "
+            f"padding_mode={p.pick('zeros', 'circular')!r})",
             f"ol.SandwichConv{one}({c}, {p.pick(2, c)}, 3, activation={slope})",
             f"ol.SDPBasedLipschitzResBlock{suffix}({c}, {p.pick(1.0, 2.0)}, 3, activation={slope})",
             f"ol.SLLxAOCLipschitzResBlock{suffix}({c}, {2 * c}, 1.0, 3, stride=2)",
@@ -232,7 +233,8 @@ def constrained(p: Draft) -> str:
         text = dense
     else:
         text = p.pick(
-            f"ol.AdaptiveOrthoConv{n}d({c}, {p.pick(c, 2 * c)}, 3, padding_mode={p.pick('zeros', 'circular')!r}, padding=1)",
+            f"ol.AdaptiveOrthoConv{n}d({c}, {p.pick(c, 2 * c)}, 3, padding_mode={p.pick('zeros', 'circular')!r}, "
+            "padding=1)",
             f"ol.AdaptiveOrthoConv{n}d({c}, {2 * c}, 2, stride=2, padding=0)",
             f"ol.AOLConv{n}d({c}, {c}, 3, padding=1)",
             f"ol.AdaptiveSOCConv{n}d({c}, {c}, 3)",

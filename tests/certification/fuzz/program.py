@@ -56,8 +56,8 @@ class Group:
     Attributes:
         weight: how often one of them is drawn.
         statements: each writes lines for a draft; x is the tensor they act on.
-        tag: why a refusal is right, if it is: "no constant", "composed" (Lipschitz only as a whole), "control flow", "batch"
-            (samples depend on each other) or "rounding" (to a coarser format than that of the model).
+        tag: why a refusal is right, if it is: "no constant", "composed" (Lipschitz only as a whole), "control flow",
+            "batch" (samples depend on each other) or "rounding" (to a coarser format than that of the model).
     """
 
     weight: float

@@ -311,7 +311,7 @@ def test_parts_by_name():
 @pytest.mark.parametrize("k,s,d", [(2, 2, 1), (2, 3, 1), (3, 1, 1), (3, 2, 1), (4, 2, 2), (5, 2, 1)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_rko(k, s, d, transposed):
-    """Orthogonal where windows do not overlap, 1-Lipschitz and still sizeable elsewhere; kernel ≠ stride is honoured."""
+    """Orthogonal where windows do not overlap, 1-Lipschitz and still large elsewhere; kernel ≠ stride is honoured."""
     options = dict(stride=s, dilation=d, padding="same", padding_mode="circular", dtype=torch.float64)
     size = 12 // s if transposed else 12
     if transposed:

@@ -1,4 +1,4 @@
-"""Which execution a layer takes. Factors in turn, where that is cheaper: the same function and gradients, fewer flops."""
+"""Which execution a layer takes. Factors in turn, where that is cheaper: the same function and gradients."""
 
 import itertools
 from contextlib import nullcontext

@@ -67,7 +67,7 @@ def assert_bounded(layer, *size):
 
 @pytest.mark.parametrize("part", range(10))
 def test_random_geometries(part):
-    """300 of them, transposed or not, as they start, at other scales, and after training: σ_max ≤ 1 + 1e-6 in float32."""
+    """300 of them, transposed or not, at the start, at other scales, and after training: σ_max ≤ 1 + 1e-6."""
     rng = random.Random(part)
     for _ in range(30):
         dims, channels, arguments, size = geometry(rng)
