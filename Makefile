@@ -58,7 +58,6 @@ format: $(READY)
 
 # The tables of methods on the site, from that of the library.
 tables: $(READY)
-	$(BIN)/python -m orthogonium.methods docs/overview.md
 	$(BIN)/python docs/tools/method_pages.py
 
 # All tables of benchmarks/README.md, measured anew: BENCH=--quick for a look, BENCH="peers network" for some of them.

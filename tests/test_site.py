@@ -83,6 +83,8 @@ def test_every_method_has_a_page_with_its_facts():
     assert {page.stem for page in DOCS.glob("methods/*.md")} == {method.name for method in tool.BUILT_IN}
     for path, text in tool.pages().items():
         assert "<!-- facts -->\n\n| " in text and path.read_text(encoding="utf-8") == text, f"{path}: run `make tables`"
+    rows = tool.overview().splitlines()
+    assert len(rows) == len(tool.BUILT_IN) + 2 and len({row.count("|") for row in rows}) == 1
 
 
 def test_every_method_page_says_formula_guarantee_use_and_reference():

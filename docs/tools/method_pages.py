@@ -1,10 +1,11 @@
-"""`python docs/tools/method_pages.py` writes what `METHODS` knows into the pages of methods and `choosing.md`.
+"""`python docs/tools/method_pages.py` writes what `METHODS` knows into the pages of methods, `overview` and `choosing`.
 
 Facts stand between `<!-- facts -->` and `<!-- end of facts -->`. The rest is written by hand; its line "In short: …" is
 the last column of the table.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from orthogonium.layers.lipschitz import layer_class
@@ -46,18 +47,33 @@ def facts(method: Method) -> str:
         ("layers", ", ".join(f"`{name}`" for name in layers)),
         ("paper", method.paper),
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [("", ""), ("---", "---"), *rows])
+    return table(("", ""), rows)
 
 
 def choice() -> str:
     """The table of all methods: exactness, padding, geometry, cost, when."""
-    rows = [("method", "exactness", "holds with", "geometry", "cost (3×3)", "when"), ("---",) * 6]
+    rows = []
     for m in BUILT_IN:
         found = _SHORT.search(page_of(m).read_text(encoding="utf-8"))
         assert found, f"{page_of(m)} has no line 'In short: ….'"
         exact = exactness(m) + (", activation inside" if m.activated else "")
         rows.append((f"[`{m.name}`](methods/{m.name}.md)", exact, m.padding, geometry(m), m.cost, found[1]))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table(("method", "exactness", "holds with", "geometry", "cost (3×3)", "when"), rows)
+
+
+def overview() -> str:
+    """What each method supports; "activation" marks layers that contain theirs."""
+    header = "method paper guarantee padding stride dilation groups transposed 1-D 3-D dense activation".split()
+    rows = []
+    for m in BUILT_IN:
+        marks = (m.stride, m.dilation, m.groups, m.conv_transpose, 1 in m.conv, 3 in m.conv, m.linear, m.activated)
+        rows.append([f"`{m.name}`", m.paper, exactness(m), m.padding, *("✓" if x else "" for x in marks), m.cost])
+    return table([*header, "cost (3×3)"], rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def written(text: str, table: str) -> str:
@@ -69,7 +85,8 @@ def written(text: str, table: str) -> str:
 
 def pages() -> dict[Path, str]:
     """All pages as they should be."""
-    tables = {page_of(m): facts(m) for m in BUILT_IN} | {DOCS / "choosing.md": choice()}
+    tables = {page_of(m): facts(m) for m in BUILT_IN}
+    tables |= {DOCS / "choosing.md": choice(), DOCS / "overview.md": overview()}
     return {path: written(path.read_text(encoding="utf-8"), table) for path, table in tables.items()}
 
 

@@ -6,7 +6,6 @@ one entry below; one of another package is registered (Note [Methods from outsid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from orthogonium.linalg import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS, POLAR_ORTHO_PARAMS, OrthoParams
@@ -157,19 +156,3 @@ def register_method(method: Method) -> Method:
     >>> del METHODS["mine"]
     """
     return METHODS.add(method)
-
-
-def markdown_table(methods: Iterable[Method]) -> str:
-    """Methods as a table for the documentation; "activation" marks layers that contain theirs.
-
-    >>> print(markdown_table(METHODS.values()).splitlines()[0])
-    | method | paper | guarantee | padding | stride | dilation | groups | transposed | 1-D | 3-D | dense | activation |
-    cost (3×3) |
-    """
-    header = "method paper guarantee padding stride dilation groups transposed 1-D 3-D dense activation".split()
-    rows = [[*header, "cost (3×3)"], ["---"] * (len(header) + 1)]
-    for m in methods:
-        marks = (m.stride, m.dilation, m.groups, m.conv_transpose, 1 in m.conv, 3 in m.conv, m.linear, m.activated)
-        guarantee = {"orthogonal": "orthogonal", "lipschitz": "1-Lipschitz"}[m.guarantee]
-        rows.append([f"`{m.name}`", m.paper, guarantee, m.padding, *("✓" if x else "" for x in marks), m.cost])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"

@@ -1,8 +1,5 @@
 """The table of methods: every line holds, and every layer it names keeps the contracts."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -10,8 +7,6 @@ from torch import nn
 from orthogonium.layers.lipschitz import layer_class
 from orthogonium.layers.parametrization import Constrained
 from orthogonium.methods import METHODS
-from orthogonium.methods.__main__ import written_into
-from orthogonium.methods.table import BUILT_IN, markdown_table
 from tests.contracts.blocks import BLOCKS
 from tests.contracts.table import LAYERS
 
@@ -50,17 +45,3 @@ def test_flags_tell_what_is_accepted(name):
         if method.guarantee == "orthogonal":
             assert layer.guarantee.kind == "orthogonal"
         assert layer(torch.randn(1, 4, *[5] * dims)).shape == (1, 4, *[5] * dims)
-
-
-def test_markdown():
-    lines = markdown_table(METHODS.values()).splitlines()
-    assert len(lines) == len(METHODS) + 2
-    assert len({line.count("|") for line in lines}) == 1
-    assert [re.match(r"\| `(.+?)`", line)[1] for line in lines[2:]] == list(METHODS)
-
-
-def test_the_site_shows_the_table():
-    """If not: `make tables`."""
-    page = (Path(__file__).parents[2] / "docs" / "overview.md").read_text(encoding="utf-8")
-    assert markdown_table(BUILT_IN) in page and written_into(page) == page
-    assert written_into(page.replace("Boissin", "Nobody")).count("Boissin") == page.count("Boissin")
