@@ -48,7 +48,8 @@ AttackMethod = Annotated[
     str,
     typer.Option(
         "--method",
-        help="Of the attack: pgd is built in; ddn, cw, deepfool, … of foolbox and autoattack need \\[attack].",
+        help="Of the attack: pgd is built in; ddn, cw, deepfool, … of foolbox and autoattack need the extra "
+        "\\[attack].",
         callback=_known_attack,
     ),
 ]

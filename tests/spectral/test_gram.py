@@ -53,7 +53,7 @@ def test_spectral_radius_bounds():
 
 
 def test_spectral_radius_gets_sharp():
-    """Birkhoff: entries within a factor 2 shrink distances of Hilbert's metric, first log 2, to a third, eight times."""
+    """Birkhoff: entries within a factor 2 shrink distances of Hilbert's metric, at first log 2, to a third, 8 times."""
     positive = 0.5 + 0.5 * torch.rand(50, 6, 6, dtype=D)
     radius = torch.linalg.eigvals(positive).abs().amax(1)
     assert (spectral_radius(positive) <= radius * 2 ** (3**-8) * (1 + 1e-9)).all()
