@@ -328,16 +328,23 @@ def test_printed_form():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at the first jvp
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_all_derivatives_of_max_min(memory, dtype):
-    """Its gradient is written by hand. It permutes, so every derivative is exactly that of the plain operators."""
+@pytest.mark.parametrize("name", ["MaxMin", "GroupSort2"])
+def test_all_derivatives_of_exchanges(name, memory, dtype):
+    """Gradients are written by hand. They permute, so every derivative is exactly that of the plain operators."""
 
-    def plain(x):
+    def max_min(x):
         a, b = x.chunk(2, 1)
         return torch.cat([torch.where(a >= b, a, b), torch.where(a >= b, b, a)], 1)
 
-    layer = MaxMin()
+    def group_sort(x):
+        a, b = x[:, ::2], x[:, 1::2]
+        return torch.stack([torch.where(a <= b, a, b), torch.where(a <= b, b, a)], 2).flatten(1, 2)
+
+    layer = ALL[name](6, 1)
+    plain = max_min if name == "MaxMin" else group_sort
     x = torch.randn(4, 6, 3, 5, dtype=dtype).to(memory_format=memory)
     x[0, 3:] = x[0, :3]  # ties
+    x[1, 1] = x[1, 0]
     x.requires_grad_()
     weight, v = torch.randn(2, *x.shape, dtype=dtype)
 
@@ -358,6 +365,12 @@ def test_all_derivatives_of_max_min(memory, dtype):
 
     for ours, reference in zip(derivatives(layer), derivatives(plain), strict=True):
         torch.testing.assert_close(ours, reference, rtol=0, atol=0)
-    assert layer(x).stride() == plain(x).stride()
-    with torch.no_grad():
-        assert torch.equal(layer(x), plain(x))
+    assert layer(x).is_contiguous(memory_format=memory)
+    extremes = torch.tensor([0.0, -0.0, 1e-45, torch.inf, -torch.inf, 3e38], dtype=dtype)
+    for values in (
+        x.detach(),
+        x.detach().bfloat16(),
+        x.detach()[::2, :, ::2],
+        torch.cartesian_prod(extremes, extremes),
+    ):
+        torch.testing.assert_close(layer(values), plain(values), rtol=0, atol=0)

@@ -15,20 +15,26 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.activations.axes import ISOMETRY, halves, positive_axis
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.precision import has_values, waits
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _exchange(x: Tensor, keep: Tensor, axis: int) -> Tensor:
-    """The halves of `axis` where `keep`, elsewhere each in the place of the other."""
-    a, b = x.chunk(2, axis)
-    if not has_values(x):
-        return torch.cat([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
+    """The two entries of `axis` where `keep`, elsewhere each in the place of the other."""
+    a, b = x.unbind(axis)
+    if not has_values(x) or waits(x):
+        return torch.stack([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
     if x.requires_grad and torch.is_grad_enabled():
         return _Exchange.apply(x, keep, axis)
+    # On a CPU `where` branches at each number, often wrongly: ten times the cost of bits that are passed on or not.
+    bits = _INTEGERS[x.dtype.itemsize]
     result = torch.empty_like(x)
-    first, second = result.chunk(2, axis)
-    torch.where(keep, a, b, out=first)
-    torch.where(keep, b, a, out=second)
+    first, second = result.view(bits).unbind(axis)
+    a, b = a.view(bits), b.view(bits)
+    difference = (a ^ b).mul_(keep)
+    torch.bitwise_xor(b, difference, out=first)
+    torch.bitwise_xor(a, difference, out=second)
     return result
 
 
@@ -50,7 +56,7 @@ class _Exchange(torch.autograd.Function):
 def max_min(x: Tensor, axis: int = 1) -> Tensor:
     """`(a, b) ↦ (max(a, b), min(a, b))` for the two halves `a`, `b` of `axis`."""
     a, b, axis = halves(x, axis, "MaxMin")
-    return _exchange(x, a >= b, axis)
+    return _exchange(x.unflatten(axis, (2, -1)), a >= b, axis).flatten(axis, axis + 1)
 
 
 @as_a_whole
@@ -74,8 +80,7 @@ def group_sort(x: Tensor, group_size: int, axis: int = 1) -> Tensor:
     groups = x.unflatten(axis, (size // group_size, group_size))
     if group_size == 2:  # one comparison instead of a general sort
         a, b = groups.unbind(axis + 1)
-        keep = a <= b
-        ordered = torch.stack([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis + 1)
+        ordered = _exchange(groups, a <= b, axis + 1)
     else:
         ordered = groups.sort(dim=axis + 1).values
     return ordered.flatten(axis, axis + 1)
