@@ -56,6 +56,17 @@ class GuaranteeWarning(UserWarning):
     """The layer is valid, but its guarantee is narrower than its user may expect."""
 
 
+def lacking(need: str, extra: str = "train", *, otherwise: str = "") -> ModuleNotFoundError:
+    """What to raise where a package of an extra is not installed: who needs what, how to get it, what does without.
+
+    >>> from orthogonium.errors import lacking
+    >>> print(lacking("The digits need scikit-learn"))
+    The digits need scikit-learn, of the extra [train]: `pip install '.[train]'` in a clone of https://github.com/deel-ai/orthogonium.
+    """
+    remedy = f"`pip install '.[{extra}]'` in a clone of https://github.com/deel-ai/orthogonium."
+    return ModuleNotFoundError(f"{need}, of the extra [{extra}]: {remedy} {otherwise}".rstrip())
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the caller's own code, however deep in this library or in torch the reason is found."""
     level, frame = 1, sys._getframe()

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.certification.radii import VRA, Head, certified_radii, check_head, exceeds
-from orthogonium.errors import GuaranteeWarning, ParameterError, warn
+from orthogonium.errors import GuaranteeWarning, ParameterError, lacking, warn
 from orthogonium.layers.head import check_last_linear_layer_type
 
 try:
     from torchmetrics import Metric
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "orthogonium.metrics needs torchmetrics: pip install 'orthogonium[train]'. "
-        "The function orthogonium.losses.VRA does without."
+    raise lacking(
+        "orthogonium.metrics needs torchmetrics", otherwise="The function orthogonium.losses.VRA does without."
     ) from error
 
 __all__ = ["VRA", "CertifiedAccuracy", "MeanCertifiedRadius"]

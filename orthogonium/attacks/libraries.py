@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from orthogonium.attacks.balls import NumberedUnitBalls, UnitBalls
 from orthogonium.attacks.distances import box_of
 from orthogonium.attacks.options import AttackOptions
-from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.errors import ParameterError, ShapeError, lacking
 
 
 def library(name: str) -> Any:
@@ -32,8 +32,8 @@ def library(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ModuleNotFoundError(
-            f"This attack needs {name}: pip install 'orthogonium[attack]'. The method 'pgd' does without."
+        raise lacking(
+            f"This attack needs {name}", extra="attack", otherwise="The method 'pgd' does without."
         ) from error
 
 

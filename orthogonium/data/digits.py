@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from orthogonium.data.image_data import ImageData, Images, stratified_split
-from orthogonium.errors import ParameterError
+from orthogonium.errors import ParameterError, lacking
 
 TEST_FRACTION = 0.25
 SPLIT_SEED = 0
@@ -23,7 +23,7 @@ def load_digits(root: Path | None = None) -> ImageData:
     try:
         from sklearn.datasets import load_digits as read
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("The digits need scikit-learn: pip install 'orthogonium[train]'.") from error
+        raise lacking("The digits need scikit-learn") from error
     table = read()
     pixels = torch.from_numpy(table.images).to(torch.float32).div_(16).unsqueeze(1)
     labels = torch.from_numpy(table.target).to(torch.int64)

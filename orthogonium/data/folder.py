@@ -18,7 +18,7 @@ from torch import Tensor
 from orthogonium.data.crop_windows import window_box
 from orthogonium.data.files import required_root
 from orthogonium.data.image_data import ImageData, ImageSource
-from orthogonium.errors import DataError, ParameterError
+from orthogonium.errors import DataError, ParameterError, lacking
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 _NATIVE = (".jpg", ".jpeg", ".png")
@@ -137,7 +137,7 @@ def _decode_with_pillow(path: str) -> Tensor:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Reading image files needs Pillow: pip install 'orthogonium[train]'.") from error
+        raise lacking("Reading image files needs Pillow") from error
     try:
         with Image.open(path) as image:
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)

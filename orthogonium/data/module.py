@@ -10,15 +10,15 @@ from orthogonium.data.datasets import load_dataset
 from orthogonium.data.image_data import ImageData, Images, ImageSource, stratified_split
 from orthogonium.data.loader import EvalLoader, TrainLoader
 from orthogonium.data.npz import load_npz
-from orthogonium.errors import ParameterError
+from orthogonium.errors import ParameterError, lacking
 
 try:
     from lightning.pytorch import LightningDataModule
     from lightning.pytorch.trainer.states import TrainerFn
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "orthogonium.data.ImageDataModule needs lightning: pip install 'orthogonium[train]'. "
-        "load_dataset, TrainLoader and EvalLoader do without."
+    raise lacking(
+        "orthogonium.data.ImageDataModule needs lightning",
+        otherwise="load_dataset, TrainLoader and EvalLoader do without.",
     ) from error
 
 VALIDATION_SPLIT_SEED = 0  # not the seed of the run: runs with different seeds are compared on the same images

@@ -1,7 +1,7 @@
 """Trained weights that come with the library: `weights/NAME.safetensors` and, beside it, `NAME.json` that says of what.
 
-A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and
-a model with trained weights can be trained on.
+A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and a
+model with trained weights can be trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.errors import ParameterError, ShapeError, lacking
 from orthogonium.models.registry import check_options, find
 
 FOLDER = Path(__file__).parent / "weights"
@@ -182,7 +182,4 @@ def _safetensors() -> _Library:
     try:
         return _Library()
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Trained weights need safetensors: pip install 'orthogonium[train]'. Without pretrained=True models do "
-            "without."
-        ) from error
+        raise lacking("Files of weights need safetensors") from error

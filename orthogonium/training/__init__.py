@@ -3,7 +3,9 @@
 try:
     import lightning.pytorch  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("orthogonium.training needs lightning: pip install 'orthogonium[train]'.") from error
+    from orthogonium.errors import lacking
+
+    raise lacking("orthogonium.training needs lightning") from error
 
 from orthogonium.errors import CheckpointError, DivergenceError
 from orthogonium.recipes.objectives import LOSSES

@@ -163,7 +163,7 @@ def test_bad_arguments():
 def test_a_missing_library_is_named_with_its_extra(method, library, monkeypatch):
     model, x, labels, _ = linear_model()
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{library}.*orthogonium\[attack\].*'pgd' does without"):
+    with pytest.raises(ModuleNotFoundError, match=rf"{library}.*\.\[attack\].*'pgd' does without"):
         attack(model, (x, labels), 1.0, method=method)
 
 

@@ -142,4 +142,4 @@ def test_safetensors_is_only_needed_for_weights():
         "except ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'orthogonium[train]'" in done.stdout
+    assert "pip install '.[train]'" in done.stdout
