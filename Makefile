@@ -5,7 +5,7 @@ READY := .venv/.ready
 # The versions to install; /dev/null leaves them to pip, for a Python that the pinned ones do not support.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format tables notebooks pictures bench docs clean
+.PHONY: demo test test-slow test-everywhere test-default test-avx2 test-native fuzz check format tables notebooks pictures bench docs release-check clean
 .DELETE_ON_ERROR:
 
 # torch goes first and pinned, so that no other package can pull a different build of it.
@@ -76,6 +76,22 @@ pictures: $(READY)
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
+
+# What is committed as sdist and wheel, each installed into an empty environment and tried outside of the clone: minutes.
+RELEASE := build/release
+release-check:
+	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	git clone --quiet . $(RELEASE)/clone
+	$(PYTHON) -m venv $(RELEASE)/builder
+	$(RELEASE)/builder/bin/pip install --quiet build
+	$(RELEASE)/builder/bin/python -m build --outdir $(RELEASE)/dist $(RELEASE)/clone > $(RELEASE)/build.log
+	$(RELEASE)/builder/bin/python tests/release/contents.py $(RELEASE)/clone $(RELEASE)/dist
+	for file in $(RELEASE)/dist/*; do \
+	  env=$(CURDIR)/$(RELEASE)/$$(basename $$file).env && $(PYTHON) -m venv $$env && mkdir $$env/outside && \
+	  $$env/bin/pip install --quiet --constraint $(CONSTRAINTS) torch && \
+	  $$env/bin/pip install --quiet --constraint $(CONSTRAINTS) "$$file[train]" && \
+	  (cd $$env/outside && ../bin/python $(CURDIR)/tests/release/smoke.py $(CURDIR)/$(RELEASE)/clone && ../bin/orthogonium demo) || exit 1; \
+	done
 
 clean:
 	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

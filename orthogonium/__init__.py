@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from orthogonium.certification import audit, certify, lipschitz_bound
     from orthogonium.conversion import convert
     from orthogonium.layers import inverse
+    from orthogonium.saving import load, save
 
 _published_paths.install()
 
@@ -27,6 +28,8 @@ __all__ = [
     "convert",
     "inverse",
     "lipschitz_bound",
+    "load",
+    "save",
 ]
 
 _VERBS = {  # imported when they are first used
@@ -37,6 +40,8 @@ _VERBS = {  # imported when they are first used
     "convert": "conversion",
     "inverse": "layers",
     "lipschitz_bound": "certification",
+    "load": "saving",
+    "save": "saving",
 }
 
 

@@ -11,7 +11,8 @@ import typer
 Checkpoint = Annotated[
     str,
     typer.Argument(
-        metavar="CHECKPOINT", help="A checkpoint file, the folder of a training run, or the name of a pretrained model."
+        metavar="CHECKPOINT",
+        help="A checkpoint file, the folder of a run or of a saved network, or the name of a pretrained model.",
     ),
 ]
 Data = Annotated[

@@ -134,7 +134,7 @@ def _torch_export(model: nn.Module, x: Tensor, path: Path) -> Restored:
 
 
 def _safetensors(model: nn.Module, x: Tensor, path: Path) -> Restored:
-    from orthogonium.models.shipped_weights import read_state, write_state
+    from orthogonium.models.weight_files import read_state, write_state
 
     write_state(model.state_dict(), path)
     return _loaded(model, read_state(path))

@@ -14,6 +14,9 @@ from orthogonium.cli.parsing import radii
 from orthogonium.data import load_dataset, unit_pixels
 from orthogonium.errors import ParameterError
 from orthogonium.models import create_model, describe_model, describe_pretrained, list_models
+from orthogonium.models.origin import origin_of
+from orthogonium.saving import load
+from orthogonium.saving.folder import CONFIG
 
 if TYPE_CHECKING:
     from orthogonium.training import Recipe
@@ -47,8 +50,10 @@ class Inputs:
 
 
 def load_network(checkpoint: str) -> Network:
-    """The network of a checkpoint, of the folder of a run, or of the name of a pretrained model."""
+    """The network of a checkpoint, of the folder of a run or of `save`, or of the name of a pretrained model."""
     path = Path(expanduser(checkpoint))
+    if (path / CONFIG).is_file():
+        return _from_saved(path)
     if path.is_dir():
         return _from_folder(path)
     if path.is_file():
@@ -63,7 +68,8 @@ def load_network(checkpoint: str) -> Network:
             f"`orthogonium train --model {checkpoint}`."
         )
     raise ParameterError(
-        f"{checkpoint!r} is neither a file, nor the folder of a run, nor a pretrained model ({known})."
+        f"{checkpoint!r} is neither a file, nor the folder of a run or of a saved network, nor a pretrained model "
+        f"({known})."
     )
 
 
@@ -102,6 +108,14 @@ def _from_file(path: Path) -> Network:
         facts["note"] = "training was not finished"
     name = f"{recipe.model} on {recipe.data}"
     return Network(name, found.model, shape, recipe.data, recipe.root, recipe.eps, recipe, found.history, facts)
+
+
+def _from_saved(path: Path) -> Network:
+    model = load(path)
+    origin = origin_of(model)
+    assert origin is not None
+    facts = {"weights": str(path), "parameters": _count(model)}
+    return Network(f"{origin.name} in {path}", model, origin.image_shape, None, None, RADII, {}, [], facts)
 
 
 def _from_weights(name: str) -> Network:

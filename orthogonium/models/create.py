@@ -9,10 +9,9 @@ from typing import Any
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.layers import spread_constant
-from orthogonium.layers.conv.circle import settle_image_sizes
 from orthogonium.models import shipped_weights
-from orthogonium.models.registry import REGISTRY, ModelEntry, check_options, find
+from orthogonium.models.origin import build
+from orthogonium.models.registry import REGISTRY, ModelEntry, find
 
 
 def create_model(
@@ -54,10 +53,8 @@ def create_model(
             f"{name!r} are trained weights of the model {trained[name].model!r}: name that, or pass pretrained=True."
         )
     entry = find(name)
-    check_options(entry, options)
     shape = entry.image_shape if image_shape is None else image_shape
-    model = entry.build(shape, entry.n_classes if n_classes is None else n_classes, **options)
-    return spread_constant(settle_image_sizes(model, shape), lipschitz)
+    return build(name, shape, entry.n_classes if n_classes is None else n_classes, options, lipschitz)
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:

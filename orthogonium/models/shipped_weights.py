@@ -1,7 +1,7 @@
 """Trained weights that come with the library: `weights/NAME.safetensors` and, beside it, `NAME.json` that says of what.
 
-A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and a
-model with trained weights can be trained on.
+A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and
+a model with trained weights can be trained on.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from orthogonium.errors import ParameterError, ShapeError, lacking
-from orthogonium.models.registry import check_options, find
+from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.models.origin import as_data, build
+from orthogonium.models.registry import find
+from orthogonium.models.weight_files import check_fit, read_state, write_state
 
 FOLDER = Path(__file__).parent / "weights"
 
@@ -48,9 +50,7 @@ class Pretrained:
 
     def build(self, n_classes: int | None = None) -> nn.Module:
         """The model these are weights of, with random ones; maybe for another number of classes."""
-        entry = find(self.model)
-        check_options(entry, self.options)
-        return entry.build(self.image_shape, self.n_classes if n_classes is None else n_classes, **self.options)
+        return build(self.model, self.image_shape, self.n_classes if n_classes is None else n_classes, self.options)
 
     def differences(self, image_shape: Sequence[int] | None, n_classes: int | None, options: Mapping[str, Any]) -> str:
         """What a caller asks for and these weights are not; empty if they fit."""
@@ -58,12 +58,9 @@ class Pretrained:
         own = {"image_shape": self.image_shape, "n_classes": self.n_classes, **defaults, **self.options}
         asked = {"image_shape": image_shape, "n_classes": n_classes}
         given = {**{k: v for k, v in asked.items() if v is not None}, **options}
-        return ", ".join(f"{k}={own.get(k)!r}, not {v!r}" for k, v in given.items() if _plain(own.get(k)) != _plain(v))
-
-
-def _plain(x: Any) -> Any:
-    """JSON knows no tuples."""
-    return [_plain(v) for v in x] if isinstance(x, list | tuple) else x
+        return ", ".join(
+            f"{k}={own.get(k)!r}, not {v!r}" for k, v in given.items() if as_data(own.get(k)) != as_data(v)
+        )
 
 
 def list_pretrained() -> dict[str, Pretrained]:
@@ -113,16 +110,7 @@ def load(found: Pretrained, n_classes: int | None = None) -> nn.Module:
     own = model.state_dict()
     if n_classes not in (None, found.n_classes):
         state = {**state, **{k: own[k] for k in _head_entries(found, own, state)}}
-    wrong = [f"{k} is missing" for k in own if k not in state]
-    wrong += [f"{k} is not part of the model" for k in state if k not in own]
-    wrong += [
-        f"{k} has shape {tuple(state[k].shape)}, the model {tuple(own[k].shape)}"
-        for k in own
-        if k in state and state[k].shape != own[k].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ShapeError(f"The weights {found.name!r} do not fit {found.model!r}: {'; '.join(wrong[:3])}{more}.")
+    check_fit(state, own, found.name, found.model)
     model.load_state_dict(state)
     return model.eval()
 
@@ -150,36 +138,3 @@ def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:
     metadata = {k: v for k, v in asdict(found).items() if k != "name"}
     path.with_suffix(".json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return path
-
-
-def write_state(state: Mapping[str, Tensor], path: Path) -> None:
-    """Write a state dict as safetensors, readable by others as the umask says: the library itself lets none."""
-    path.write_bytes(_safetensors().save({k: v.detach().cpu().contiguous() for k, v in state.items()}))
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict in a safetensors file."""
-    library = _safetensors()
-    if not path.is_file():
-        raise ParameterError(f"The file of the weights is missing: {path}. Install the library anew.")
-    try:
-        return library.load_file(path)
-    except library.Error as error:
-        raise ParameterError(f"{path} is not a safetensors file, or is damaged: {error}.") from error
-
-
-class _Library:
-    """What is used of safetensors."""
-
-    def __init__(self) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file, save
-
-        self.Error, self.load_file, self.save = SafetensorError, load_file, save
-
-
-def _safetensors() -> _Library:
-    try:
-        return _Library()
-    except ModuleNotFoundError as error:
-        raise lacking("Files of weights need safetensors") from error

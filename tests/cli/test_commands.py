@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from orthogonium.data import load_dataset, unit_pixels
+from orthogonium.models import create_model
+from orthogonium.saving import save
 from orthogonium.training import load_checkpoint
-from tests.cli.conftest import SMALL, environment, orthogonium
+from tests.cli.conftest import SMALL, call, environment, orthogonium
 
 NO_TORCH = "import sys; from orthogonium.cli.app import run; run([{}]); sys.exit('torch' in sys.modules)"
 
@@ -127,3 +129,14 @@ def test_demo(tmp_path):
     assert printed["broken_certificates"] == 0 and printed["attacked_inputs"] == printed["inputs"] == 451
     assert printed["accuracy"] >= 0.97 and certified[0.25] >= 0.88 and certified[0.5] >= 0.60
     assert (tmp_path / "demo" / "report.html").is_file()
+
+
+def test_saved_networks_are_checkpoints(capsys, tmp_path):
+    folder = save(create_model("aocnet_tiny_digits", pretrained=True), tmp_path / "digits")
+    arguments = ["--data", "digits", "--limit", "40", "--eps", "0.25", "--json"]
+    (code, saved, _), (_, named, _) = (
+        call(capsys, "certify", name, *arguments) for name in (folder, "aocnet_tiny_digits")
+    )
+    assert code == 0 and json.loads(saved)["certified_accuracy"] == json.loads(named)["certified_accuracy"]
+    code, _, error = call(capsys, "certify", folder, "--eps", "0.25")
+    assert code != 0 and "--data NAME" in error

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.errors import CheckpointError, ParameterError, ShapeError
 from orthogonium.models import Pretrained, create_model, describe_pretrained, list_models
 from orthogonium.models import shipped_weights as weights
 
@@ -108,10 +108,10 @@ def test_weights_of_another_shape(model, folder):
 def test_damaged_files(folder):
     path = folder / "digits_net.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ParameterError, match="damaged"):
+    with pytest.raises(CheckpointError, match="damaged"):
         create_model("digits_net", pretrained=True)
     path.unlink()
-    with pytest.raises(ParameterError, match="missing"):
+    with pytest.raises(CheckpointError, match="missing"):
         create_model("digits_net", pretrained=True)
     path.with_suffix(".json").write_text("{")
     with pytest.raises(ParameterError, match="not JSON"):
@@ -136,9 +136,9 @@ def test_the_weights_that_ship_can_be_loaded():
 
 def test_safetensors_is_only_needed_for_weights():
     code = (
-        "import sys; sys.modules['safetensors'] = None; from orthogonium.models import create_model, shipped_weights\n"
+        "import sys; sys.modules['safetensors'] = None; from orthogonium.models import create_model, weight_files\n"
         "create_model('aocnet_tiny', (1, 8, 8), widths=(4,))\n"
-        "try: shipped_weights._safetensors()\n"
+        "try: weight_files._safetensors()\n"
         "except ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,1 @@
+"""What a release is checked for, by `make release-check`."""
