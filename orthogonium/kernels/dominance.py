@@ -139,9 +139,9 @@ def group_gram_diagonal(
     return dominating_diagonal(half, sizes, weights, niter - 1) * rounding(terms, precision)
 
 
-def check_steps(niter: int, name: str) -> None:
-    """Reject a number of steps below 1."""
-    if not isinstance(niter, int) or niter < 1:
+def check_steps(niter: int, name: str, kind: str = "AOL steps", least: int = 1) -> None:
+    """Reject a number of steps below the least."""
+    if not isinstance(niter, int) or niter < least:
         raise ParameterError(
-            f"{name}: niter, the number of AOL steps, must be an integer of at least 1, got {niter!r}."
+            f"{name}: niter, the number of {kind}, must be an integer of at least {least}, got {niter!r}."
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.dominance import check_steps
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, Source, constrain
@@ -193,8 +194,7 @@ class SpectralLinear(_ConstrainedLinear):
         dtype: torch.dtype | None = None,
         lipschitz: float = 1.0,
     ) -> None:
-        if niter < 0:
-            raise ParameterError(f"SpectralLinear: niter, the number of Gram steps, must be at least 0, got {niter}.")
+        check_steps(niter, "SpectralLinear", "Gram steps", least=0)
         super().__init__(in_features, out_features, bias, device, dtype)
         constrain(self, UnitBall((out_features, in_features), niter), lipschitz)
 

@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry
+from orthogonium.kernels.dominance import check_steps
 from orthogonium.kernels.frequency_bound import squared_norm_bound
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.sll import ResidualKernels, divide, split_scale
@@ -26,10 +26,7 @@ class PotentialKernels(ResidualKernels):
 
     def __init__(self, geometry: ConvGeometry, niter: int) -> None:
         super().__init__(geometry)
-        if not isinstance(niter, int) or niter < 0:
-            raise ParameterError(
-                f"CPL: niter, the number of Gram steps, must be an integer of at least 0, got {niter!r}."
-            )
+        check_steps(niter, "CPL", "Gram steps", least=0)
         self.niter = niter
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:

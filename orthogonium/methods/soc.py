@@ -26,7 +26,7 @@ from torch import Tensor
 
 from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
-from orthogonium.kernels.dominance import dominating_diagonal, rounding
+from orthogonium.kernels.dominance import check_steps, dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.fitting import fit_kernel
@@ -57,8 +57,7 @@ class SkewExponentialKernel(ConvKernel):
                 f"{order!r}: others expand. Each order grows the kernel by k − 1; order 4 leaves all singular values "
                 "above 0.993, order 8 above 0.99999."
             )
-        if not isinstance(niter, int) or niter < 0:
-            raise ParameterError(f"Adaptive SOC: niter, the number of squarings, must be at least 0, got {niter!r}.")
+        check_steps(niter, "Adaptive SOC", "squarings", least=0)
         self.geometry, self.order, self.niter = geometry, order, niter
         plan = select_method(geometry)
         g, ci, co = geometry.groups, geometry.group_in, geometry.group_out

@@ -13,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from orthogonium.errors import GeometryError, ParameterError
+from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry, identity
+from orthogonium.kernels.dominance import check_steps
 from orthogonium.kernels.frequency_bound import squared_norm_bound
 from orthogonium.kernels.phases import stack_phases
 from orthogonium.linalg import random_orthogonal, spectral_normalize, unit_norm
@@ -94,8 +95,7 @@ class SpectralKernel(ConvKernel):
 
     def __init__(self, geometry: ConvGeometry, niter: int, residual: bool = False) -> None:
         super().__init__()
-        if not isinstance(niter, int) or niter < 0:
-            raise ParameterError(f"Spectral: niter, the number of Gram steps, must be at least 0, got {niter!r}.")
+        check_steps(niter, "Spectral", "Gram steps", least=0)
         odd = all(k % 2 for k in geometry.kernel_size)
         if residual and (geometry.in_channels != geometry.out_channels or geometry.is_strided or not odd):
             raise GeometryError(

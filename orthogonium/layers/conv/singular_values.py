@@ -14,7 +14,6 @@ from orthogonium.spectral.stable_rank import full_rank_share, gram_norms
 
 __path__: list[str] = []  # Note [Published paths] of `published/paths.py`
 
-
 ImageSize = int | Sequence[int] | None
 
 
