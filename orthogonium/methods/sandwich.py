@@ -47,9 +47,8 @@ class SandwichKernels(Kernels):
         self.lift: OrthogonalKernel | None = None
         if any(k > s and k % s for k, s in axes):
             size = tuple(f + (k % s if k > s else 0) for f, (k, s) in zip(self.tile, axes, strict=True))
-            self.lift = OrthogonalKernel(
-                ConvGeometry.of(dims, p, lifted, size, geometry.stride, 1, geometry.groups), ortho_params
-            )
+            lift = ConvGeometry.of(dims, p, lifted, size, geometry.stride, 1, geometry.groups)
+            self.lift = OrthogonalKernel(lift, ortho_params)
         self.shapes = geometry.weight_shape, (q, q // geometry.groups, *self.coarse_size)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -61,9 +60,8 @@ class SandwichKernels(Kernels):
     def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """Split one orthogonal kernel into A and B, and scale them."""
         g, count = self.geometry, len(self.pair.raw_shapes)
-        a, b = self.pair.build(*raw[:count]).split(
-            [g.group_out, self.pair.geometry.group_in - g.group_out], 1
-        )  # (q, q/g, *coarse), (q, p/g·∏f, *coarse)
+        sizes = [g.group_out, self.pair.geometry.group_in - g.group_out]
+        a, b = self.pair.build(*raw[:count]).split(sizes, 1)  # (q, q/g, *coarse), (q, p/g·∏f, *coarse)
         if self.lift is None:
             b = self._spread(b)
         else:

@@ -44,9 +44,8 @@ class Part(type):
         if getattr(cls, "dims", None) != layer.geometry.dims or not same_kind:
             return False
         steps = layer.geometry.effective_stride
-        return cls.part == (
-            "rko" if layer.geometry.kernel_size == steps else "bcop" if set(steps) == {1} else "rko ⊛ bcop"
-        )
+        alone = "bcop" if set(steps) == {1} else "rko ⊛ bcop"
+        return cls.part == ("rko" if layer.geometry.kernel_size == steps else alone)
 
 
 class _Product(Adaptive, metaclass=Part):

@@ -77,10 +77,9 @@ class SandwichConv2d(ConvBlock):
         check_kept_image(geometry, padding, type(self).__name__)
         kernels = SandwichKernels(geometry, ortho_params, scaled=bias or not is_homogeneous(self.activation))
         inner = Border.of(geometry, "same", padding_mode)
-        coarse = Border.of(
-            replace(geometry, kernel_size=kernels.coarse_size, stride=(1,) * self.dims), "same", padding_mode
-        )
-        self.set_geometry(geometry, (inner, coarse.adjoint()))
+        on_coarse_grid = replace(geometry, kernel_size=kernels.coarse_size, stride=(1,) * self.dims)
+        outer = Border.of(on_coarse_grid, "same", padding_mode).adjoint()
+        self.set_geometry(geometry, (inner, outer))
         self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 
 
