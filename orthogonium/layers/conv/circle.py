@@ -26,13 +26,12 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.base import ConstrainedConv
 from orthogonium.layers.conv.execution import execute
-from orthogonium.layers.conv.frequencies import adjoint_frequencies
 from orthogonium.layers.conv.padding import Border, check_image, check_kept_image, tile, tiled_size
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
 from orthogonium.methods.bro import BlockReflectorKernel
 from orthogonium.methods.cayley import CayleyKernel
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, left_of
+from orthogonium.methods.circle import CircleKernel, Grid, coarse_size
 from orthogonium.methods.eco import ExplicitKernel
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.lot import PolarKernel
@@ -190,17 +189,6 @@ class CircleConv(ConstrainedConv):
                 "(freeze, remove_parametrizations)."
             )
         return weight
-
-    def undo(self, y: Tensor) -> Tensor:
-        """The images that these are the outputs of, if the stride divides their size."""
-        g = self.geometry
-        sizes = tuple(m * s for m, s in zip(y.shape[-g.dims :], g.stride, strict=True))
-        centred = y if self.bias is None else y - self.bias.view(-1, *[1] * g.dims)
-        batch = centred if y.dim() == g.dims + 2 else centred[None]
-        weight = self.weight_for(sizes, self.source())
-        left = left_of(tuple(weight.shape[2:]), g.stride)
-        x = adjoint_frequencies(batch, weight, left, g.stride, g.groups).to(y.dtype) / self.lipschitz**2
-        return x if y.dim() == g.dims + 2 else x[0]
 
     def size_repr(self) -> str:
         """Sizes, for printing: the taps that are learned, and the image that the weight is for."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.kernels.algebra import CONV_TRANSPOSE
-from orthogonium.layers.conv.frequencies import convolve_frequencies
+from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import convolve, pad, unwrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
 from orthogonium.linalg.precision import autocasts, exports_to_onnx, is_exporting
@@ -125,6 +125,15 @@ def _multiply_frequencies(layer: Any, x: Tensor, source: Source | None) -> Tenso
     return y if layer.bias is None else y + layer.bias.to(y.dtype).view(-1, *[1] * g.dims)
 
 
+def _adjoint_frequencies(layer: Any, y: Tensor, source: Source | None) -> Tensor:
+    """The adjoint of `_multiply_frequencies`, without bias."""
+    g = layer.geometry
+    weight = layer.weight_for(tuple(m * s for m, s in zip(y.shape[-g.dims :], g.stride, strict=True)), source)
+    batch = y if y.dim() == g.dims + 2 else y[None]
+    x = adjoint_frequencies(batch, weight, left_of(tuple(weight.shape[2:]), g.stride), g.stride, g.groups).to(y.dtype)
+    return x if y.dim() == g.dims + 2 else x[0]
+
+
 # ── the weight ──
 
 
@@ -143,6 +152,8 @@ def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Seque
 def adjoint(layer: Any, y: Tensor) -> Tensor:
     """The adjoint of a layer, without bias, from outputs to images that its stride divides."""
     g, border, source = layer.geometry, layer.border, layer.source()
+    if layer.spans_image:
+        return _adjoint_frequencies(layer, y, source)
     if layer.transposed:
         return convolve(y, layer.weight_of(source), None, border, g.dilation, g.groups)
     axes = zip(y.shape[-g.dims :], g.stride, border.left, border.right, strict=True)
