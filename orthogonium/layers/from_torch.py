@@ -192,13 +192,13 @@ def _fit_block(made: Any, layer: Any, steps: int) -> None:
                 f"{type(made).__name__} maps {tuple(x.shape)} to {tuple(block(x).shape)}, the layer maps it to "
                 f"{tuple(target.shape)}."
             )
-    norm = target.square().sum()
+    norm = target.norm()
     names = [name for name, _ in block.named_parameters()]
 
-    def loss(*values: Tensor) -> Tensor:
+    def residual(*values: Tensor) -> Tensor:
         y = torch.func.functional_call(block, dict(zip(names, values, strict=True)), (x,))
-        return (y - target).square().sum() / norm
+        return (y - target) / norm
 
     start = [p.detach() for p in block.parameters()]
-    found, _ = minimize(loss, start, steps, f"fit of {type(made).__name__}")
+    found, _ = minimize(residual, start, steps, f"fit of {type(made).__name__}")
     _assign(list(made.parameters()), found)

@@ -5,6 +5,12 @@ An orthogonal kernel has a fixed norm, so that the one closest to a weight W is 
 distance of `K/‖K‖` and `W/‖W‖` is minimized, in float64, by L-BFGS. From random starts this finds kernels that are in
 the set (distance 0), and for others overlaps within a few thousandths of each other. Starting where a formula is
 roughly right saves most of the steps.
+
+Note [Last steps]
+Near a kernel of the set L-BFGS creeps: many raw parameters build the same kernel, and some directions hardly change it.
+There, Gauss–Newton steps `(JᵀJ + λ)d = −Jᵀr` of the residual r with `λ = ‖r‖²` converge quadratically, although JᵀJ is
+singular (Yamashita & Fukushima 2001, "On the rate of convergence of the Levenberg–Marquardt method"). After a step that
+gains little λ is multiplied. The equations are solved by conjugate gradients, which need products with J and Jᵀ only.
 """
 
 from __future__ import annotations
@@ -22,8 +28,13 @@ log = logging.getLogger("orthogonium")
 _SILENT_SECONDS = 2.0
 _PAUSE = 0.5  # seconds between two lines
 _CHUNK = 10  # steps between two looks at the clock and the loss
-_ENOUGH = 1e-13  # of a loss that is the square of a relative distance
 _STANDSTILL = 1e-4  # relative gain of a chunk below which the fit is over
+# Of losses, squares of relative distances:
+_CLOSE = 1e-4  # here the last steps begin
+_ENOUGH = 1e-13  # the rounding of float32
+_PRODUCTS = 100  # of conjugate gradients, for one step
+_WORTH = 0.1  # of the loss; after a step that gains less, λ grows
+_MOST_CAUTION = 1e6
 
 
 class Progress:
@@ -52,12 +63,12 @@ class Progress:
 
 
 def minimize(
-    loss: Callable[..., Tensor],  # of the parameters, a squared relative distance
+    residual: Callable[..., Tensor],  # of the parameters; its norm is a relative distance
     start: Sequence[Tensor],
     steps: int,
     label: str,
 ) -> tuple[tuple[Tensor, ...], float]:
-    """Parameters (float64) that make the loss small, and the distance that is left. Note [Fit]."""
+    """Parameters (float64) that make the residual small, and the distance that is left: Notes [Fit], [Last steps]."""
     raw = [t.detach().to(torch.float64, copy=True).requires_grad_() for t in start]
     optimizer = torch.optim.LBFGS(
         raw, max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
@@ -65,23 +76,69 @@ def minimize(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(*raw)
+        value = residual(*raw).square().sum()
         value.backward()
         return value.detach()
 
-    progress = Progress(label, steps)
+    progress, done, gains, caution = Progress(label, steps), 0, True, 1.0
     with torch.enable_grad():
         value = float(closure())
-        for done in range(0, steps, _CHUNK):
-            if value <= _ENOUGH:
-                break
+        while value > _CLOSE and gains and done < steps:
             optimizer.step(closure)
-            before, value = value, float(loss(*raw).detach())
-            progress.update(done + _CHUNK, value**0.5)
-            if not value < before * (1 - _STANDSTILL):
-                break
+            before, value = value, _squared(residual, raw)
+            done, gains = done + _CHUNK, value < before * (1 - _STANDSTILL)
+            progress.update(done, value**0.5)
+        while _ENOUGH < value <= _CLOSE and caution < _MOST_CAUTION and done < steps:
+            moved = _gauss_newton(residual, raw, caution * value)
+            before, after = value, _squared(residual, moved)
+            if after < before:
+                raw, value = moved, after
+            caution = max(caution / 4, 1.0) if after < before * (1 - _WORTH) else 4 * caution
+            done += 1
+            progress.update(done, value**0.5)
     progress.close()
     return tuple(t.detach() for t in raw), value**0.5
+
+
+@torch.no_grad()
+def _squared(residual: Callable[..., Tensor], raw: Sequence[Tensor]) -> float:
+    return float(residual(*raw).square().sum())
+
+
+def _gauss_newton(residual: Callable[..., Tensor], raw: Sequence[Tensor], damping: float) -> list[Tensor]:
+    """The parameters after one step. Note [Last steps]."""
+    inputs = [t.detach().requires_grad_() for t in raw]
+    r = residual(*inputs)
+    # The derivative of Jᵀu by u is a way to multiply by J that uses backward derivatives alone.
+    u = torch.zeros_like(r, requires_grad=True)
+    adjoint = torch.autograd.grad(r, inputs, u, create_graph=True)
+
+    def by_gram(direction: list[Tensor]) -> list[Tensor]:
+        (forward,) = torch.autograd.grad(adjoint, u, direction, retain_graph=True)
+        back = torch.autograd.grad(r, inputs, forward, retain_graph=True)
+        return [x + damping * d for x, d in zip(back, direction, strict=True)]
+
+    left = [-g for g in torch.autograd.grad(r, inputs, r.detach(), retain_graph=True)]
+    step, direction, norm = [torch.zeros_like(t) for t in left], left, _dot(left, left)
+    wanted = damping * norm  # the relative error of a step is that of the next residual
+    for _ in range(_PRODUCTS):
+        image = by_gram(direction)
+        length = norm / _dot(direction, image)
+        step = _plus(step, length, direction)
+        left = _plus(left, -length, image)
+        before, norm = norm, _dot(left, left)
+        if norm <= wanted:
+            break
+        direction = _plus(left, norm / before, direction)
+    return [(t + d).detach().requires_grad_() for t, d in zip(inputs, step, strict=True)]
+
+
+def _dot(x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
+    return sum(float((a * b).sum()) for a, b in zip(x, y, strict=True))
+
+
+def _plus(x: Sequence[Tensor], factor: float, y: Sequence[Tensor]) -> list[Tensor]:
+    return [a + factor * b for a, b in zip(x, y, strict=True)]
 
 
 def fit_kernel(
@@ -91,8 +148,8 @@ def fit_kernel(
     target = weight.detach().double()
     target = target / target.norm().clamp_min(torch.finfo(torch.float64).tiny)
 
-    def loss(*raw: Tensor) -> Tensor:
+    def residual(*raw: Tensor) -> Tensor:
         kernel = build(*raw)
-        return (kernel / kernel.norm() - target).square().sum()
+        return kernel / kernel.norm() - target
 
-    return minimize(loss, start, steps, label)[0]
+    return minimize(residual, start, steps, label)[0]

@@ -34,6 +34,8 @@ from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.sll import smallest_scale
 
 _STEPS = 300  # of the first fit to a weight
+_SCALINGS = 500  # steps of the search for what was scaled
+_SCALED = 1e-7  # relative change at its end
 
 
 def _with_skew_middle(raw: Tensor) -> Tensor:
@@ -90,27 +92,57 @@ class SkewExponentialKernel(ConvKernel):
 
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
         """A fit without the scaling, whose kinks slow fits down, and which kernels of the set do not need."""
-        start = super().guess(weight)
-        if self.has_rko:
-            return start
+        skew, *matrix = super().guess(weight)
         # The norm of the skew kernel is at most 1: near 0 there are few other minima, and of a square one, whose
         # logarithm it is, none. Channels that are left out start anywhere, since the fit does not depend on them at 0.
-        start = (start[0] * (0.0 if self.columns == self.channels else 0.3),)
+        skew = skew * (0.0 if self.columns == self.channels else 0.3)
+        start = (skew, *(self._middle(weight, m) for m in matrix))
 
-        def unscaled(raw: Tensor) -> Tensor:
-            return self._exponential(_with_skew_middle(raw))
+        def unscaled(skew: Tensor, *matrix: Tensor) -> Tensor:
+            return self._exponential(_with_skew_middle(skew), *matrix)
 
-        return fit_kernel(unscaled, weight, start, _STEPS, "first fit of a skew kernel")
+        skew, *matrix = fit_kernel(unscaled, weight, start, _STEPS, "first fit of a skew kernel")
+        return self._unscaled(skew), *matrix
+
+    def _unscaled(self, half: Tensor) -> Tensor:
+        """Raw taps `D^½ K D^½` that are scaled to these, `D = diag(t)`; the taps themselves if there are none.
+
+        Those of the set have some. What they are found by converges as power iterations do.
+        """
+        half = _with_skew_middle(half)
+        root = torch.ones_like(half[0, ..., 0])
+        for _ in range(_SCALINGS):
+            raw = half * root[..., None] * root[..., None, :]
+            ratio = self._diagonal(raw).sqrt() / root
+            root = root * ratio
+            if (ratio - 1).abs().max() <= _SCALED:
+                return raw
+        return half
+
+    def _middle(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        """The strided stage if the exponential were the identity: the middle taps, and others orthogonal to them."""
+        g = self.geometry
+        taps = weight.unflatten(0, (g.groups, -1))
+        for axis, (n, e) in enumerate(zip(self.kernel_size, self.rko_size, strict=True), 3):
+            taps = taps.narrow(axis, (n - e) // 2, e)
+        basis, _ = torch.linalg.qr(taps.flatten(2))
+        others = matrix.view(g.groups, g.group_out, -1, *self.rko_size)[:, :, self.columns :].flatten(2)
+        others = others - basis @ (basis.mT @ others)
+        return torch.cat((taps.flatten(2), others), 2)
 
     def skew_taps(self, raw: Tensor) -> Tensor:
         """Half of the taps of the scaled skew kernel, of norm at most 1. Note [Skew kernels]."""
         half = _with_skew_middle(raw)
+        root = self._diagonal(half).rsqrt()
+        return half * root[..., None] * root[..., None, :]
+
+    def _diagonal(self, half: Tensor) -> Tensor:  # (g, c)
+        """What dominates the skew kernel, at least 1. Note [Skew kernels]."""
         # The largest entry of each group keeps squares in range: a constant for the gradient.
         scale = half.detach().abs().amax((0, 2, 3)).clamp_min(smallest_scale(half.dtype))
         unit = half / scale[:, None, None]
         t = (scale[:, None] * dominating_diagonal(unit, self.skew_size, None, self.niter, sign=-1)).clamp_min(1)
-        root = (t * rounding(self.channels, t.dtype)).rsqrt()
-        return half * root[..., None] * root[..., None, :]
+        return t * rounding(self.channels, t.dtype)
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *kernel_size)`."""

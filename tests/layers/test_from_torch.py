@@ -15,15 +15,14 @@ from orthogonium.reparametrizers import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS
 from tests.contracts.table import LAYERS
 from tests.oracle import singular_values
 
-# Skew kernels some of whose channels are left out, and block reflectors, have many solutions, the former with kinks:
-# fits end at up to 3e-4 of the weight, those of the sum of a strided and a skew factor at 1e-3.
-MANY_SOLUTIONS = {"SOC", "SOC-1d", *(name for name in LAYERS if name.startswith("BRO"))}
-SLOW = {"SOC-strided", "SOC-strided-columns", "SOC-transpose-circular"}
+# Of strided skew kernels with more outputs than inputs times strides, channels are left out that the strided stage
+# sees: fits end in other minima.
+OTHER_MINIMA = {"SOC-strided-columns"}
 OWN = ("ortho_params", "niter", "order", "rank", "image_size")
 
 
 @pytest.mark.filterwarnings("ignore::orthogonium.errors.GuaranteeWarning")
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in SLOW | MANY_SOLUTIONS])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in OTHER_MINIMA])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_plain_layer_of_the_set_keeps_its_outputs(name, dtype):
     case = LAYERS[name]
@@ -38,18 +37,27 @@ def test_a_plain_layer_of_the_set_keeps_its_outputs(name, dtype):
     assert made.distance_to(plain) < 1e-4 and made.weight.dtype == dtype
 
 
-@pytest.mark.parametrize("name", sorted(MANY_SOLUTIONS))
-def test_kernels_with_many_raw_parameters_are_fitted_closely(name):
-    case = LAYERS[name]
-    plain = freeze(case.make())
-    made = case.cls.from_torch(plain, **{k: v for k, v in case.arguments.items() if k in OWN})
-    assert made.distance_to(plain) < 1e-3
-
-
 @pytest.mark.parametrize("channels", [1, 2, 5, 8])
 def test_square_skew_kernels_are_recovered(channels):
     plain = freeze(layers.AdaptiveSOCConv2d(channels, channels, 3))
     assert layers.AdaptiveSOCConv2d.from_torch(plain).distance_to(plain) < 1e-5
+
+
+FITTED = {
+    "SOC": (layers.AdaptiveSOCConv2d, (6, 4, 3), {}),
+    "SOC strided": (layers.AdaptiveSOCConv2d, (4, 6, 3), {"stride": 2}),
+    "BRO": (layers.BROConv2d, (4, 4, 3), {"image_size": 6}),
+    "BRO strided": (layers.BROConv2d, (2, 6, 3), {"stride": 2, "image_size": 8}),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", FITTED)
+def test_fitted_kernels_of_other_constants_are_recovered(name, seed):
+    cls, sizes, options = FITTED[name]
+    torch.manual_seed(seed)
+    plain = freeze(cls(*sizes, lipschitz=1.5, **options))
+    assert cls.from_torch(plain).distance_to(plain) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["SOC-strided", "SOC-strided-columns", "OrthoLinear-DEFAULT", "AOL"])
@@ -61,7 +69,7 @@ def test_a_constrained_layer_keeps_its_raw_parameters(name):
         assert torch.equal(own, other) and own is not other
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "depthwise" not in name and name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "depthwise" not in name])
 def test_any_weight_gives_a_layer_of_the_set_that_trains(name):
     case = LAYERS[name]
     plain = freeze(case.make())
@@ -205,8 +213,8 @@ def test_long_fits_tell_how_far_they_are(capsys, monkeypatch):
     clock = iter(float(i) for i in range(1000))
     monkeypatch.setattr("orthogonium.methods.fitting.time.monotonic", lambda: next(clock))
     matrix = torch.diag(torch.logspace(0, 4, 50, dtype=torch.float64))
-    minimize(lambda x: (matrix @ x - 1).square().sum(), [torch.zeros(50, 1)], 60, "fit of a vector")
+    minimize(lambda x: matrix @ x - 1, [torch.zeros(50, 1)], 60, "fit of a vector")
     told = capsys.readouterr().err
     assert "\rfit of a vector [" in told and "/60 distance" in told and told.endswith("\n")
-    minimize(lambda x: x.square().sum(), [torch.zeros(3)], 60, "quick")
+    minimize(lambda x: x, [torch.zeros(3)], 60, "quick")
     assert capsys.readouterr().err == ""
