@@ -77,8 +77,9 @@ class AuditReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All warnings, each with the place it belongs to."""
-        return tuple(f"{row.name} ({row.type}): {text}" for row in self.rows for text in row.warnings)
+        """All warnings, each with the place it belongs to, and once if it is met at each step of a loop."""
+        texts = (f"{row.name} ({row.type}): {text}" for row in self.rows for text in row.warnings)
+        return tuple(dict.fromkeys(texts))
 
     @property
     def worst(self) -> AuditRow | None:

@@ -11,11 +11,15 @@ from torch import nn
 
 from orthogonium.certification.failures import TraceError, Unbounded
 from orthogonium.certification.places import Places
+from orthogonium.certification.rules.advice import GATES, RECURRENCE
 from orthogonium.certification.rules.call import Effect
 from orthogonium.certification.steps import Step, type_name
 from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Base
 from orthogonium.layers.guarantee import Guarantee
+
+_GATED = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
+_SUM = "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1."
 
 
 class Journal:
@@ -86,6 +90,8 @@ class Journal:
 
     def note(self, operation: str, reason: str, remedy: str) -> None:
         """An operation without a constant."""
+        if operation == "mul" and isinstance(self.module, _GATED):  # said of the layer, not of its arithmetic
+            reason, remedy = GATES
         node = Unbounded(self.place, operation, reason, remedy)
         if node in self.unbounded:
             return
@@ -111,7 +117,6 @@ class Journal:
             "factor": after / before if before else 1.0,
         }
         if len(operands) > 1 and call.name in ("add", "sub", "rsub"):
-            fields["warnings"] = (
-                "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1.",
-            )
+            recurrent = isinstance(self.module, (nn.RNN, nn.RNNCell))
+            fields["warnings"] = (" ".join(RECURRENCE) if recurrent else _SUM,)
         self.steps.append(Step(self.place, bound=after, **(fields | (effect.step or {}))))

@@ -30,6 +30,12 @@ class Format(str, Enum):
     state_dict = "state-dict"
 
 
+class Activations(str, Enum):
+    """The forms activations can be written in."""
+
+    relu = "relu"
+
+
 SUFFIX = {
     Format.onnx: ".onnx",
     Format.torch_export: ".pt2",
@@ -53,6 +59,10 @@ def export(
             metavar="FILE", help="The file to write.", show_default="the name of the checkpoint", callback=new_file
         ),
     ] = None,
+    activations: Annotated[
+        Activations | None,
+        typer.Option(help="relu: MaxMin and its like are written by affine maps and ReLU, which verifiers read."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Write the network as plain layers: weights built once, no constraint left to compute.
@@ -70,8 +80,14 @@ def export(
     path = out or Path(f"{Path(checkpoint).stem or 'network'}{SUFFIX[format]}")
     new_file(path)
     _check_suffix(path, format)
+    if activations is not None and format in (Format.safetensors, Format.state_dict):
+        raise typer.BadParameter(
+            f"{activations.value} changes the computation, which a file of --format {format.value} does not hold: "
+            "use --format onnx or torch-export.",
+            param_hint="'--activations'",
+        )
     network = load_network(checkpoint)
-    frozen = freeze(network.model)
+    frozen = freeze(network.model, activations and activations.value, network.image_shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = next((p.dtype for p in network.model.parameters()), torch.float32)
     x = torch.rand(4, *network.image_shape, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from orthogonium.certification.bound import survey
+from orthogonium.certification.rules.advice import GATES, RECURRENCE
 from orthogonium.certification.rules.measured import PRODUCT
 from orthogonium.conversion.scaled import Scaled
 from orthogonium.errors import OrthogoniumError
@@ -99,10 +100,7 @@ def replace(module: nn.Module, place: Place, activation: str) -> Result:
     if isinstance(module, nn.PReLU | nn.RReLU):
         return _fixed_slope(module)
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        raise CannotConvertError(
-            "A recurrent network applies its matrix at each step. Write the loop with OrthoLinear, under build_once: "
-            "docs/building.md."
-        )
+        raise CannotConvertError(" ".join(RECURRENCE if isinstance(module, nn.RNN | nn.RNNCell) else GATES))
     if next(module.parameters(), None) is not None:
         raise CannotConvertError("It has parameters of its own, and no constrained layer does what it does.")
     return _divided(module, place)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from orthogonium import certify, lipschitz_bound
+from orthogonium import audit, certify, lipschitz_bound
 from orthogonium import layers as ol
 from orthogonium.certification import TraceError, UnboundedError
 from orthogonium.errors import ParameterError, ShapeError
@@ -105,6 +105,20 @@ class Recurrent(nn.Module):
         return self.cells(x)[0]
 
 
+class OrthogonalRecurrent(nn.Module):
+    """What is advised in place of a recurrent layer of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.act = ol.OrthoLinear(4 + 4, 4), ol.MaxMin()
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 4)
+        for step in x.unbind(1):
+            h = self.act(self.cell(torch.cat([h, step], dim=-1)))
+        return h
+
+
 class Tokens(nn.Module):
     """OrthoLinear on the transposed axis."""
 
@@ -125,8 +139,10 @@ REFUSED = {
     "attention": (Attention(), "(Attention|product).*OrthoLinear", Tokens()),
     "transformer": (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), "Attention.*OrthoLinear", Tokens()),
     "sequence first": (nn.TransformerEncoderLayer(4, 2, 8), "Attention.*OrthoLinear", Tokens()),
-    "LSTM": (Recurrent(nn.LSTM), "products? of (two )?values", ol.OrthoLinear(4, 4)),
-    "GRU": (Recurrent(nn.GRU), "product of two values", ol.OrthoLinear(4, 4)),
+    "LSTM": (Recurrent(nn.LSTM), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
+    "GRU": (Recurrent(nn.GRU), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
+    "LSTM in float64": (Recurrent(nn.LSTM).double(), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
+    "GRUCell": (nn.Sequential(nn.Flatten(0, 1), nn.GRUCell(4, 4)), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
     "jump": (Fn(lambda x: torch.where(x > 0, x, x + 1)), "do not meet", Fn(lambda x: torch.where(x > 0, x, 0.5 * x))),
     "normalize": (Fn(lambda x: F.normalize(x, dim=2)), "Clamp", Fn(lambda x: F.normalize(x, dim=2, eps=1.0))),
     "norm of the batch": (Fn(lambda x: x / x.norm(dim=2, keepdim=True)), "clamp",
@@ -142,6 +158,20 @@ def test_refusals_name_the_reason_and_an_alternative(name):
     with pytest.raises(UnboundedError, match=f"(?s){reason}"):
         lipschitz_bound(model.eval(), (3, 4))
     assert lipschitz_bound(alternative.eval(), (3, 4)).value < math.inf
+
+
+def test_what_is_advised_for_recurrent_layers_keeps_1_whatever_the_length():
+    model = OrthogonalRecurrent().double().eval()
+    bound = lipschitz_bound(model, (40, 4)).value
+    assert bound < 1 + 1e-9
+    x = torch.randn(40, 4, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda x: model(x[None])[0], x).reshape(4, -1)
+    assert torch.linalg.matrix_norm(jacobian, 2) <= bound
+
+
+def test_the_audit_of_a_plain_recurrent_layer_says_once_that_its_constant_grows_with_the_length():
+    (warning,) = audit(Recurrent(nn.RNN).eval(), (6, 4)).warnings
+    assert "the constant depends on the length" in warning and "OrthoLinear(hidden + features, hidden)" in warning
 
 
 def test_instance_norm_with_running_statistics():

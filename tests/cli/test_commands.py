@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -77,6 +78,15 @@ def test_onnx_file_computes_what_the_network_computes(trained, tmp_path):
     with torch.no_grad():
         expected = load_checkpoint(folder / "last.ckpt").model(x)
     assert torch.allclose(torch.from_numpy(session.run(None, {"images": x.numpy()})[0]), expected, atol=1e-5)
+
+
+def test_a_file_for_verifiers_has_affine_maps_and_relu_only(trained, tmp_path):
+    folder, _ = trained
+    file = tmp_path / "net.onnx"
+    done = orthogonium("export", folder, "--activations", "relu", "--out", file, "--json")
+    assert json.loads(done.stdout)["deviation"] < 1e-5
+    operators = {node.op_type for node in onnx.load(file).graph.node}
+    assert "Relu" in operators and not operators & {"Max", "Min", "Abs", "Where", "Sign"}
 
 
 def test_interrupted_training_says_how_to_continue_and_continues(tmp_path):

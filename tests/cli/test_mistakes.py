@@ -160,6 +160,14 @@ def test_the_name_of_an_exported_file_says_its_format(capsys, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_weights_alone_do_not_hold_other_activations(capsys, tmp_path):
+    code, _, error = call(
+        capsys, "export", "aocnet_tiny_digits", "--format", "safetensors", "--activations", "relu",
+        "--out", tmp_path / "a.safetensors",
+    )  # fmt: skip
+    assert code == 2 and "changes the computation" in error and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", ["attack", "report"])
 def test_an_unknown_attack_is_told_before_the_work(capsys, command):
     code, _, error = call(capsys, command, "/nowhere", "--method", "nosuch")

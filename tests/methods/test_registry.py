@@ -53,6 +53,24 @@ def test_everything_takes_it(half):
         orthogonium.layers.LipschitzConv1d(2, 2, 3, method="half")
 
 
+class HandsOn(Half):
+    """A layer that hands its arguments on, as users write them."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+def test_layers_that_hand_their_arguments_on_take_those_of_their_bases():
+    register_method(Method("hands on", "Nobody 2026", "lipschitz", "circular or zeros", "80 c³", conv={2: HandsOn}))
+    try:
+        layer = LipschitzConv2d(2, 4, 3, stride=2, bias=False, method="hands on")
+        assert isinstance(layer, HandsOn) and layer.stride == (2, 2) and layer.bias is None
+        with pytest.raises(ParameterError, match="does not take nosuch"):
+            LipschitzConv2d(2, 4, 3, method="hands on", nosuch=1)
+    finally:
+        del METHODS["hands on"]
+
+
 def test_what_is_wrong_is_refused(half):
     with pytest.raises(ParameterError, match="'half' already"):
         register_method(half)

@@ -3,10 +3,12 @@
 _NORM = "It divides by a deviation that may be as small as √eps: a constant of 316 or more, of no use as a bound."
 _ATTENTION = "Attention is a product of values: it is not Lipschitz on unbounded inputs."
 _TOKENS = "Mix tokens by OrthoLinear on the transposed axis, or by convolutions."
-_GATES = (
-    "Its gates are products of values: not Lipschitz.",
-    "Use an orthogonal RNN: OrthoLinear in a loop, under build_once (docs/building.md).",
+_CELL = (
+    "Write the loop with cell = OrthoLinear(hidden + features, hidden) and h = act(cell(torch.cat([h, x], dim=-1))), under "
+    "build_once: 1-Lipschitz in the whole sequence (docs/building.md, Recurrent networks)."
 )
+GATES = ("Its gates multiply two values that both depend on the input: not Lipschitz.", _CELL)
+RECURRENCE = ("It applies its matrix at each step: the constant depends on the length, and training changes it.", _CELL)
 ADVICE: dict[str, tuple[str, str]] = {
     "layer_norm": (_NORM, "Use LayerCentering."),
     "group_norm": (_NORM, "Use LayerCentering."),
@@ -31,6 +33,6 @@ ADVICE: dict[str, tuple[str, str]] = {
     "prod": ("Products of values are not Lipschitz.", "Use sums, maxima or norms."),
     "cumprod": ("Products of values are not Lipschitz.", "Use sums, maxima or norms."),
     "cdist_forward": ("Its rounding is that of a difference of squares.", "Use (x[:, None] - w).norm(dim=-1)."),
-    "lstm": _GATES,
-    "mkldnn_rnn_layer": _GATES,
+    "lstm": GATES,
+    "mkldnn_rnn_layer": GATES,
 }  # fmt: skip
