@@ -142,7 +142,7 @@ REFUSED = {
     "LSTM": (Recurrent(nn.LSTM), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
     "GRU": (Recurrent(nn.GRU), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
     "LSTM in float64": (Recurrent(nn.LSTM).double(), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
-    "GRUCell": (nn.Sequential(nn.Flatten(0, 1), nn.GRUCell(4, 4)), "gates multiply two values.*OrthoLinear", OrthogonalRecurrent()),
+    "GRUCell": (nn.Sequential(nn.Flatten(0, 1), nn.GRUCell(4, 4)), "gates multiply two values", OrthogonalRecurrent()),
     "jump": (Fn(lambda x: torch.where(x > 0, x, x + 1)), "do not meet", Fn(lambda x: torch.where(x > 0, x, 0.5 * x))),
     "normalize": (Fn(lambda x: F.normalize(x, dim=2)), "Clamp", Fn(lambda x: F.normalize(x, dim=2, eps=1.0))),
     "norm of the batch": (Fn(lambda x: x / x.norm(dim=2, keepdim=True)), "clamp",
