@@ -37,7 +37,9 @@ def also_named(**names: str) -> Callable[[Constructor], Constructor]:
 def argument_names(cls: Callable[..., object]) -> set[str]:
     """All names that the arguments of a class go by; those that it hands on by `**kwargs` are those of its bases."""
     names: set[str] = set(getattr(getattr(cls, "__init__", None), "other_names", ()))
-    makers = [base.__init__ for base in cls.__mro__ if "__init__" in vars(base)] if isinstance(cls, type) else [cls]
+    makers = (
+        [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)] if isinstance(cls, type) else [cls]
+    )
     for make in makers:
         parameters = inspect.signature(make).parameters.values()
         names.update(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
