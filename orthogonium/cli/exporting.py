@@ -87,7 +87,7 @@ def export(
             param_hint="'--activations'",
         )
     network = load_network(checkpoint)
-    frozen = freeze(network.model, activations and activations.value, network.image_shape)
+    frozen = freeze(network.model, None if activations is None else activations.value, network.image_shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = next((p.dtype for p in network.model.parameters()), torch.float32)
     x = torch.rand(4, *network.image_shape, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -4,8 +4,8 @@ _NORM = "It divides by a deviation that may be as small as √eps: a constant of
 _ATTENTION = "Attention is a product of values: it is not Lipschitz on unbounded inputs."
 _TOKENS = "Mix tokens by OrthoLinear on the transposed axis, or by convolutions."
 _CELL = (
-    "Write the loop with cell = OrthoLinear(hidden + features, hidden) and h = act(cell(torch.cat([h, x], dim=-1))), under "
-    "build_once: 1-Lipschitz in the whole sequence (docs/building.md, Recurrent networks)."
+    "Write the loop with cell = OrthoLinear(hidden + features, hidden) and h = act(cell(torch.cat([h, x], dim=-1))), "
+    "under build_once: 1-Lipschitz in the whole sequence (docs/building.md, Recurrent networks)."
 )
 GATES = ("Its gates multiply two values that both depend on the input: not Lipschitz.", _CELL)
 RECURRENCE = ("It applies its matrix at each step: the constant depends on the length, and training changes it.", _CELL)
