@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from orthogonium.certification.bound import kind_of_input
 from orthogonium.conversion.result import Change
+from orthogonium.errors import ParameterError
 
 _SAMPLES = 16
 
@@ -23,7 +24,13 @@ def agreement(before: nn.Module, after: nn.Module, shape: tuple[int, ...], chang
     """
     dtype, device = kind_of_input(before)
     x = torch.randn(_SAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    a, b = before(x).double(), after(x).double()
+    outputs = before(x), after(x)
+    if not all(isinstance(y, Tensor) for y in outputs):
+        raise ParameterError(
+            f"weights='keep' needs a network that returns one tensor, {type(before).__name__} returns "
+            f"{type(outputs[0]).__name__}. Wrap it so that it returns its logits."
+        )
+    a, b = (y.double() for y in outputs)
     removed = [
         c.before for c in changes if c.after == "Identity()" and c.before.startswith(("Softmax(", "LogSoftmax("))
     ]

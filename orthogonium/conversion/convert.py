@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -137,6 +138,13 @@ def _lost(model: nn.Module) -> list[Refusal]:
 def _check(model: nn.Module, method: str, weights: str, activation: str | None, lipschitz: float) -> None:
     if not isinstance(model, nn.Module):
         raise ParameterError(f"convert takes a module, got {type(model).__name__}.")
+    inputs = inspect.signature(model.forward).parameters.values()
+    needed = [p.name for p in inputs if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1:
+        raise ParameterError(
+            f"convert takes networks of one tensor, the forward pass of {type(model).__name__} needs "
+            f"{', '.join(needed)}. Wrap it in a module that takes one, or convert its parts."
+        )
     if method not in METHODS:
         raise ParameterError(f"There is no method {method!r}. Methods: {', '.join(METHODS)}.")
     allowed: Mapping[str, tuple[Any, tuple[Any, ...]]] = {

@@ -141,6 +141,32 @@ def test_recurrent_networks_are_refused_with_what_to_write_instead(cell):
     assert refused.name == "cell" and "OrthoLinear" in refused.reason and "build_once" in refused.reason
 
 
+class Inputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        return self.a(x) + self.a(y)
+
+
+class Outputs(Inputs):
+    def forward(self, x):
+        return {"logits": self.a(x)}
+
+
+@pytest.mark.parametrize("weights", ["new", "keep"])
+def test_several_inputs_and_outputs(weights):
+    with pytest.raises(ParameterError, match=r"Inputs needs x, y\. Wrap it"):
+        convert(Inputs(), (4,), weights=weights)
+    if weights == "keep":
+        with pytest.raises(ParameterError, match=r"Outputs returns dict\. Wrap it"):
+            convert(Outputs(), (4,), weights=weights)
+    else:
+        found = convert(Outputs(), (4,))
+        assert found.bound == math.inf and "dict" in found.refused[0].reason
+
+
 def test_mistakes():
     for options, match in [
         ({"method": "magic"}, "no method 'magic'"),
