@@ -1,5 +1,7 @@
 """Independent judges of maps: Jacobians by automatic differentiation, searched worst cases; no algebra of ours."""
 
+import warnings
+
 import torch
 
 
@@ -7,6 +9,19 @@ def jacobian(fn, x):
     """Matrix of the derivative of `fn` at `x`."""
     derivative = torch.autograd.functional.jacobian(fn, x)
     return derivative.reshape(-1, x.numel())
+
+
+def assert_same_in_both_directions(fn, *inputs):
+    """That forward derivatives of `fn` are the adjoint of backward ones, as exactly as float64 has them."""
+    tangents = tuple(torch.randn_like(x) for x in inputs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)  # torch's own
+        y, forward = torch.func.jvp(fn, inputs, tangents)
+    upstream = torch.randn_like(y)
+    backward = torch.func.vjp(fn, *inputs)[1](upstream)
+    expected = sum((t * g).sum() for t, g in zip(tangents, backward, strict=True))
+    size = forward.norm() * upstream.norm() + sum(t.norm() * g.norm() for t, g in zip(tangents, backward, strict=True))
+    assert ((forward * upstream).sum() - expected).abs() <= 1e-12 * size
 
 
 def singular_values(fn, x):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from orthogonium.layers.parametrization import Constraint, Source
+from orthogonium.layers.parametrization import Constraint, Source, raw_parameters
 from orthogonium.linalg.precision import waits
 from orthogonium.methods.batches import kind
 
@@ -36,7 +36,9 @@ def sources(model: nn.Module) -> list[Source]:
         module = left.pop()
         constraint: Any = module._modules.get("0") if isinstance(module, parametrize.ParametrizationList) else None
         if isinstance(constraint, Constraint):
-            found.setdefault(constraint, tuple(p for p in module._parameters.values() if p is not None))
+            raw = raw_parameters(module)
+            if raw is not None and constraint.is_of_raw_alone:
+                found.setdefault(constraint, raw)
             continue
         new = [child for child in module._modules.values() if child is not None and child not in seen]
         seen.update(new)

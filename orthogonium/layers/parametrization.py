@@ -54,6 +54,8 @@ class Constraint(nn.Module):
     """
 
     supply: Callable[[tuple[Tensor, ...]], Tensor | None] | None = None
+    # Orthogonalizers of users may have parameters and buffers: then the weight is not kept, nor built beforehand.
+    is_of_raw_alone = True
 
     def __init__(
         self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None, lipschitz: float = 1.0
@@ -61,6 +63,7 @@ class Constraint(nn.Module):
         super().__init__()
         self.kernel = kernel
         self.lipschitz = lipschitz  # Note [Constants]
+        self.is_of_raw_alone = not [*kernel.parameters(), *kernel.buffers()]
         self._initial = initial
         self._kept: dict[Hashable, Kept] | None = None  # by what was built
 
@@ -97,7 +100,7 @@ class Constraint(nn.Module):
 
     def keeps(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight is built once and kept: no gradient may flow, and there are values to compare."""
-        if self._may_train(raw) or not has_values(*raw):
+        if not self.is_of_raw_alone or self._may_train(raw) or not has_values(*raw):
             return False
         return not any(p.is_inference() and waits(p) for p in raw)  # inference tensors have no version
 
@@ -117,7 +120,7 @@ class Constraint(nn.Module):
         return self._built(partial(build_stacked, self.kernel), raw, 1)
 
     def _built(self, by: Callable[..., Any], raw: tuple[Tensor, ...], first: int) -> Tensor:
-        built = full_precision(lambda *raw: self._scale(by(*raw)))(*raw)
+        built = full_precision(lambda *raw: self._scale(by(*raw)), self.is_of_raw_alone)(*raw)
         if not isinstance(built, Tensor):  # those of a block, from the axis `first` on
             built = torch.cat([t.flatten(first) for t in built], first)
         return standard_strides(built)
@@ -135,7 +138,7 @@ class Constraint(nn.Module):
         """What a layer applies instead of the weight: Note [In turn] of `methods/aoc.py`."""
         assert isinstance(self.kernel, OrthogonalKernel)
         self._forget(raw)
-        dense, *bases = full_precision(self.kernel.factors)(*raw)
+        dense, *bases = full_precision(self.kernel.factors, self.is_of_raw_alone)(*raw)
         return (dense if self.lipschitz == 1 else self.lipschitz * dense), *bases
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -191,6 +194,18 @@ def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> Non
     layer._lipschitz = check_constant(lipschitz, type(layer).__name__)
     constraint = Constraint(kernel, kernel.initial(weight.device, weight.dtype), layer.lipschitz)
     parametrize.register_parametrization(layer, "weight", constraint, unsafe=True)
+
+
+def raw_parameters(chain: Any) -> tuple[Tensor, ...] | None:
+    """What a `ParametrizationList` gives its constraint, in order; None where hooks (of pruning) decide at each call.
+
+    Tensors may stand in the place of parameters: replicas of other devices and dual numbers are set as attributes.
+    """
+    if chain._forward_pre_hooks or chain._forward_hooks:
+        return None
+    names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
+    found = chain._parameters
+    return tuple(found[name] if name in found else getattr(chain, name) for name in names)
 
 
 def _restore(cls: type[nn.Module], state: dict[str, Any]) -> nn.Module:
@@ -263,8 +278,8 @@ class Constrained(nn.Module):
     def source(self) -> Source | None:
         """The constraint and the raw parameters that the weight is built of, if by nothing else.
 
-        There is no such pair after `remove_parametrizations`, beside a second parametrization or hooks on the first, or
-        in `parametrize.cached()`.
+        There is no such pair after `remove_parametrizations`, beside a second parametrization, hooks or pruning, or in
+        `parametrize.cached()`.
         """
         chains = self._modules.get("parametrizations")
         if chains is None or parametrize._cache_enabled:
@@ -275,7 +290,8 @@ class Constrained(nn.Module):
         constraint = chain._modules["0"]
         if constraint._forward_hooks or constraint._forward_pre_hooks:
             return None
-        return constraint, tuple(chain._parameters.values())
+        raw = raw_parameters(chain)
+        return None if raw is None else (constraint, raw)
 
     def weight_of(self, source: Source | None) -> Tensor:
         """`weight`, for half the cost of the property where it is kept."""

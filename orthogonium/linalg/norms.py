@@ -22,17 +22,17 @@ def spectral_norm_estimate(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Ten
     Stateless and deterministic: starts from the largest row, which is never orthogonal to the answer by accident of a
     stored vector. The gradient is that of `uᵀWv` with u, v fixed.
     """
-    with torch.no_grad():
-        largest = w.square().sum(-1).argmax(-1)  # (...)
-        v = torch.take_along_dim(w, largest[..., None, None], dim=-2).mT  # (..., n, 1)
-        v = v / v.norm(dim=-2, keepdim=True).clamp_min(eps)
-        u = w @ v
-        for _ in range(steps):
-            u = u / u.norm(dim=-2, keepdim=True).clamp_min(eps)
-            v = w.mT @ u
-            v = v / v.norm(dim=-2, keepdim=True).clamp_min(eps)
-            u = w @ v
+    fixed = w.detach()  # for derivatives in both directions: no_grad leaves forward ones on
+    largest = fixed.square().sum(-1).argmax(-1)  # (...)
+    v = torch.take_along_dim(fixed, largest[..., None, None], dim=-2).mT  # (..., n, 1)
+    v = v / v.norm(dim=-2, keepdim=True).clamp_min(eps)
+    u = fixed @ v
+    for _ in range(steps):
         u = u / u.norm(dim=-2, keepdim=True).clamp_min(eps)
+        v = fixed.mT @ u
+        v = v / v.norm(dim=-2, keepdim=True).clamp_min(eps)
+        u = fixed @ v
+    u = u / u.norm(dim=-2, keepdim=True).clamp_min(eps)
     return u.mT @ w @ v
 
 

@@ -19,10 +19,11 @@ P = ParamSpec("P")
 Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 
 
-def full_precision(function: Callable[P, Result]) -> Callable[P, Result]:
+def full_precision(function: Callable[P, Result], of_arguments: bool = True) -> Callable[P, Result]:
     """Run `function` in float32 or better: outside autocast, half-precision tensors as float32, full products.
 
-    Gives back the dtype of the first tensor. Note [Products] of `products.py`.
+    Gives back the dtype of the first tensor. Note [Products] of `products.py`. With `of_arguments=False` derivatives
+    with respect to other tensors than its arguments are to be right, too: then nothing is held.
     """
 
     @functools.wraps(function)
@@ -30,7 +31,7 @@ def full_precision(function: Callable[P, Result]) -> Callable[P, Result]:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         first = tensors[0]
         rounded = products_are_rounded() and first.device.type != "mps"  # which rounds none, and has no float64
-        holds = (rounded or autocasts(first)) and has_values(*tensors)
+        holds = of_arguments and (rounded or autocasts(first)) and has_values(*tensors)
         wide = torch.float64 if rounded and not holds else torch.float32
         wider_args = [_widen(a, wide) for a in args]
         wider_kwargs = {name: _widen(a, wide) for name, a in kwargs.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.linalg.matrix_map import MatrixMap
 from orthogonium.linalg.newton_schulz import cubic_step
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, refuse_onnx
+from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, magnitude, refuse_onnx
 
 MAX_NORM = 32.0
 SQUARINGS = 8
@@ -23,12 +23,13 @@ def _bounded(w: Tensor, bound: float = MAX_NORM) -> Tensor:
     """Scale down to a spectral norm of at most `bound`, using `‖W‖² ≤ ‖W‖₁‖W‖_∞`."""
     if w.numel() == 0:
         return w
-    tiny = torch.finfo(w.dtype).tiny
-    largest = w.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
-    unit = (w / largest).abs()
-    row, column = unit.sum(-1, keepdim=True).amax(-2, keepdim=True), unit.sum(-2, keepdim=True).amax(-1, keepdim=True)
-    norm = largest * (row * column).clamp_min(tiny).sqrt()
-    return w * (bound / norm.clamp_min(bound))
+    # What is scaled down does not depend on it: a constant for the gradient. Squares of the norm may leave the range.
+    largest = magnitude(w.detach())
+    unit = w / largest
+    row = unit.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    column = unit.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+    norm = (row * column).clamp_min(0.5).sqrt()  # at least 1, but for zero
+    return torch.where(largest > bound / norm.detach(), unit * (bound / norm), w)
 
 
 def _series(a: Tensor, terms: int) -> Tensor:

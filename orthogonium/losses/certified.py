@@ -111,8 +111,8 @@ class EMMALoss(RadiusLoss):
     def _of_index(self, z: Tensor, y: Tensor, head: Head | Tensor) -> Tensor:
         reach = self.eps * torch.as_tensor(pair_constants(y, head, self.L), dtype=z.dtype, device=z.device)
         gaps = of_label(z, y) - z
-        with torch.no_grad():  # equal rows, among them the label itself, have no reach: any share is the same
-            share = (gaps / torch.where(reach > 0, reach, 1.0)).clamp(*self._SHARE)
+        # Equal rows, among them the label itself, have no reach: any share is the same.
+        share = (gaps / torch.where(reach > 0, reach, 1.0)).detach().clamp(*self._SHARE)
         attacked = without_label(share * reach - gaps, y, 0.0)
         return -of_label(F.log_softmax(attacked, dim=1), y)[:, 0]
 

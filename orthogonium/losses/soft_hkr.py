@@ -70,7 +70,7 @@ class SoftHKRMulticlassLoss(HingeKR):
         """The loss of logits; targets are indices (n,) or probabilities (n, classes)."""
         logits, labels = check(input, target)
         if self.training and torch.is_grad_enabled():
-            self._update(logits)
+            self._update(logits.detach())  # forward derivatives pass through no_grad
         mean = self.mean.clone().clamp(min=self.min_margin)  # a copy: the next step changes the buffer in place
         tau = (self.temperature * self.min_margin / mean).clamp(*self._TEMPERATURE_RANGE)
         return self.reduce(expectation(lambda z, y: self._of_index(z, y, tau), logits, labels))

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from orthogonium import build_once
 from tests.building.network import raw_parameters
@@ -53,6 +53,18 @@ def test_a_second_parametrization(model, inputs):
     parametrize.register_parametrization(model.recurrent, "weight", _Scale())
     parametrize.register_parametrization(model.stem, "bias", _Scale())
     assert_once_is_plain(model, inputs, 1e-12)
+
+
+def test_pruned_raw_parameters(model, inputs):
+    chain = model.recurrent.parametrizations.weight
+    other = deepcopy(model)
+    prune.random_unstructured(chain, "original", amount=10)
+    with torch.no_grad():
+        other.recurrent.parametrizations.weight.original.mul_(chain.original_mask)
+    with build_once(model):
+        torch.testing.assert_close(model(inputs[0]), other(inputs[0]), rtol=1e-12, atol=1e-12)
+        loss_of(model, inputs[0]).backward()
+    assert chain.original_orig.grad is not None
 
 
 def test_cached_inside(model, inputs):
@@ -105,9 +117,13 @@ def test_replicas_of_data_parallel(model, inputs):
         chains = replica.parametrizations._replicate_for_data_parallel()
         chain = chains.weight._replicate_for_data_parallel()
         raw = model.recurrent.parametrizations.weight.original
-        chain._parameters = {"original": raw * 1.0}
-        assert chain[0].supplied((chain._parameters["original"],)) is None
-        chain[0](chain._parameters["original"]).square().sum().backward()
+        chain.original = raw * 1.0
+        assert chain[0].supplied((chain.original,)) is None
+        chains.weight, replica.parametrizations = chain, chains
+        replica.bias = model.recurrent.bias * 1.0
+        x = torch.randn(3, 36).double()
+        torch.testing.assert_close(replica(x), model.recurrent(x))
+        replica(x).square().sum().backward()
         assert raw.grad is not None
 
 

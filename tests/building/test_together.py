@@ -91,6 +91,21 @@ def test_second_derivatives():
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
+def test_gradients_inside_of_a_call_without_any():
+    layers, inputs = three("AOC", torch.float64)
+
+    def forward(x):
+        with torch.enable_grad():
+            loss = sum(layer(x).square().sum() + layer(x).sum() for layer in layers)
+            return torch.autograd.grad(loss, list(layers.parameters()), allow_unused=True)
+
+    layers.forward = forward
+    expected = layers(inputs[0])
+    build_together(layers)
+    with torch.no_grad():
+        torch.testing.assert_close(layers(inputs[0]), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_evaluation_keeps_its_weights(monkeypatch):
     layers, inputs = three("AOC", torch.float64)
     built = count_builds(layers, monkeypatch)

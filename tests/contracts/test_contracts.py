@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from tests.contracts.blocks import BLOCKS
 from tests.contracts.table import LAYERS as TORCH_LAYERS
@@ -163,15 +163,46 @@ def test_eval_does_not_keep_fake_weights(name):
 
 @layers
 @pytest.mark.parametrize("training", [True, False])
-def test_hooks_of_the_constraint_are_called(name, training):
+@pytest.mark.parametrize("place", ["weight.0", "weight"])
+def test_hooks_of_the_constraint_are_called(name, place, training):
     layer, x = make(name)
     layer.train(training)
-    layer.parametrizations.weight[0].register_forward_hook(lambda _, raw, weight: weight * 0)
+    layer.parametrizations.get_submodule(place).register_forward_hook(lambda _, raw, weight: weight * 0)
     with torch.no_grad():
         before = layer(x)
         for p in layer.parametrizations.parameters():
             p.mul_(torch.linspace(0.5, 2, p.numel()).view_as(p))
         assert torch.equal(layer(x), before)
+
+
+@layers
+@pytest.mark.parametrize("training", [True, False])
+def test_pruned_raw_parameters(name, training):
+    """`torch.nn.utils.prune` keeps a parameter of another name, and sets what is left of it at each call."""
+    layer, x = make(name)
+    other, chain = copy.deepcopy(layer.train(training)), layer.parametrizations.weight
+    first = next(iter(chain._parameters))
+    with torch.no_grad():
+        layer(x)
+        prune.random_unstructured(chain, first, amount=1)
+        other.parametrizations.weight._parameters[first].mul_(getattr(chain, f"{first}_mask"))
+        assert torch.equal(layer(x), other(x))
+
+
+@layers
+@pytest.mark.parametrize("training", [True, False])
+def test_tensors_in_the_place_of_parameters(name, training):
+    """As replicas of other devices and dual numbers are set, each at a time."""
+    layer, x = make(name)
+    chain = layer.train(training).parametrizations.weight
+    with torch.no_grad():
+        for key in list(chain._parameters):
+            raw = chain._parameters[key].detach() * 1.5
+            getattr(chain, key).copy_(raw)
+            expected = layer(x)
+            delattr(chain, key)
+            setattr(chain, key, raw)
+            assert torch.equal(layer(x), expected)
 
 
 @layers

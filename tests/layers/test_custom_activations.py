@@ -17,7 +17,7 @@ from orthogonium.layers.custom_activations import (
     ReLUMaxMin,
     SoftHuber,
 )
-from tests.jacobians import largest_jump, singular_values, worst_ratio
+from tests.jacobians import assert_same_in_both_directions, largest_jump, singular_values, worst_ratio
 
 # name → constructor for `channels` on `axis`
 ISOMETRIC = {
@@ -58,6 +58,18 @@ def test_all_singular_values_of_the_jacobian_are_one(name, shape, axis, dtype):
     assert name == "CReLU" or layer(x).shape == x.shape
     assert layer(x).dtype == dtype
     assert (singular_values(layer, x) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_forward_derivatives(name):
+    layer = ALL[name](6, 1).double()
+
+    def fn(x, *parameters):
+        named = dict(zip(dict(layer.named_parameters()), parameters, strict=True))
+        return torch.func.functional_call(layer, named, (x,))
+
+    inputs = (torch.randn(4, 6, 3), *(10 * torch.randn(p.shape) for p in layer.parameters()))
+    assert_same_in_both_directions(fn, *(t.double() for t in inputs))
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 6, 3), (2, 6, 2, 2), (1, 6, 2, 1, 3)], ids=str)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import orthogonium.linalg as linalg
-from orthogonium import ClassParam
+from orthogonium import ClassParam, build_once
 from orthogonium.errors import ParameterError
 from orthogonium.layers import OrthoLinear, SpectralLinear, UnitNormLinear
 from orthogonium.reparametrizers import (
@@ -17,6 +17,7 @@ from orthogonium.reparametrizers import (
     BatchedPowerIteration,
     OrthoParams,
 )
+from tests.tf32 import tf32_allowed
 
 EXACT_PRESETS = ["DEFAULT", "DEFAULT_TEST", "POLAR", "EXP", "CAYLEY", "QR", "CHOLESKY_STABLE"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -155,3 +156,48 @@ def test_it_is_a_linear_layer():
 def test_the_input_has_the_name_that_torch_gives_it():
     layer, x = OrthoLinear(3, 5), torch.randn(2, 3)
     torch.testing.assert_close(layer(input=x), layer(x))
+
+
+class _Weighted(nn.Module):
+    """An orthogonalizer of a user, with a parameter of its own."""
+
+    def __init__(self, weight_shape):
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(weight_shape[-2], 1))
+
+    def forward(self, w):
+        return linalg.qr(self.weights * w)
+
+
+def _with_own_parameter():
+    layer = OrthoLinear(6, 6, ortho_params=OrthoParams(orthogonalizer=_Weighted))
+    return layer, layer.parametrizations.weight[0].kernel.orthogonalize.weights
+
+
+@pytest.mark.parametrize("setting", ["autocast", "tf32", "build_once", "build_once-frozen"])
+def test_parameters_of_orthogonalizers_are_trained(setting):
+    layer, own = _with_own_parameter()
+    x, upstream = torch.randn(5, 6), torch.randn(5, 6)
+    layer.parametrizations.weight.original.requires_grad_(setting != "build_once-frozen")
+    (expected,) = torch.autograd.grad((layer(x) * upstream).sum(), own)
+    if setting == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+        (y * upstream).sum().backward()
+    elif setting == "tf32":
+        with tf32_allowed():
+            (layer(x) * upstream).sum().backward()
+    else:
+        with build_once(layer):
+            (layer(x) * upstream).sum().backward()
+    # bfloat16 has 8 digits; float64, in which qr computes, keeps all of those of float32.
+    tolerance = 3e-2 if setting == "autocast" else 1e-4
+    assert (own.grad - expected).norm() <= tolerance * expected.norm()
+
+
+def test_edits_of_parameters_of_orthogonalizers_are_noticed():
+    layer, own = _with_own_parameter()
+    with torch.no_grad():
+        before = layer.eval()(torch.eye(6))
+        own.copy_(torch.linspace(-1, 1, 6)[:, None])
+        assert not torch.equal(layer(torch.eye(6)), before)

@@ -48,6 +48,13 @@ def test_gradients_in_float32(preset, shape):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e30])
+def test_gradients_at_any_scale_in_float32(preset, scale):
+    function = getattr(linalg, f"{preset}_ORTHO_PARAMS").build((6, 4))
+    assert error(function, scale * torch.randn(6, 4)) <= 1e-4
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_gradients_of_large_matrices_in_float32(preset):
     u, v = linalg.random_orthogonal((2, 256, 256))
     of_condition_1e3 = u * torch.linspace(1e-3, 1, 256) @ v

@@ -16,6 +16,7 @@ from orthogonium.linalg import (
     spectral_normalize,
     unit_norm,
 )
+from tests.jacobians import assert_same_in_both_directions
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 
@@ -105,6 +106,10 @@ def test_power_iteration_count_runs_and_keeps_no_state():
     assert not torch.equal(few(w), many(w))
     assert torch.equal(few(w), few(w))
     assert not list(few.parameters()) and not list(few.buffers())
+
+
+def test_power_iteration_has_fixed_vectors_in_both_directions():
+    assert_same_in_both_directions(BatchedPowerIteration((5, 6), power_it_niter=1), torch.randn(5, 6).double())
 
 
 def test_gradients():

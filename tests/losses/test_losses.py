@@ -1,5 +1,7 @@
 """What all losses keep, what they refuse, and their published names."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from orthogonium.losses import (
     SoftHKRMulticlassLoss,
     TauCrossEntropyLoss,
 )
+from tests.jacobians import assert_same_in_both_directions
 from tests.losses.batches import CLASSES, batch
 
 MULTICLASS = {
@@ -56,6 +59,15 @@ def test_gradients(name):
     smoothed = 0.9 * F.one_hot(labels, CLASSES) + 0.1 / CLASSES
     if name != "EMMA":
         assert torch.autograd.gradcheck(lambda z: loss(z, smoothed), (logits,))
+
+
+@pytest.mark.parametrize("name", MULTICLASS)
+def test_forward_derivatives(name):
+    """What is a constant for gradients is one for them, too: shares, and the running mean of a batch."""
+    logits, labels = batch()
+    logits, labels = torch.cat([0.1 * logits, 20 * logits]), labels.repeat(2)
+    loss = MULTICLASS[name](reduction="none").double()
+    assert_same_in_both_directions(lambda z: copy.deepcopy(loss)(z, labels), logits)
 
 
 @pytest.mark.parametrize("name", BINARY)

@@ -59,10 +59,8 @@ def householder_order_2(
     a, b, axis = halves(x, axis, "HouseHolder_Order_2")
     t0, t1, t2 = (along(row, a, axis, "HouseHolder_Order_2", 2) for row in theta.unbind(0))
     t1, t2 = _fold(t1), _fold(t2)
-    with torch.no_grad():
-        start = torch.atan2(
-            torch.sin(t0 / 2), torch.cos(t0 / 2)
-        )  # t0/2 without its turns: a large t0 has few digits left
+    half = t0.detach() / 2  # not under no_grad alone, which leaves forward derivatives on
+    start = torch.atan2(torch.sin(half), torch.cos(half))  # without its turns: a large t0 has few digits left
     t0 = 2 * start + (t0 - t0.detach())
     with torch.no_grad():  # the angle only selects a piece; its own derivative is undefined at the origin
         phi = torch.remainder(torch.atan2(b, a) - start, _TURN)
