@@ -109,7 +109,9 @@ class EMMALoss(RadiusLoss):
         return self.reduce(expectation(lambda z, y: self._of_index(z, y, head), logits, labels))
 
     def _of_index(self, z: Tensor, y: Tensor, head: Head | Tensor) -> Tensor:
-        reach = self.eps * torch.as_tensor(pair_constants(y, head, self.L), dtype=z.dtype, device=z.device)
+        constants = pair_constants(y, head, self.L)
+        # A fill, not a copy of a number of the host, that accelerators would wait for.
+        reach = self.eps * (constants.to(z) if isinstance(constants, Tensor) else z.new_full((), constants))
         gaps = of_label(z, y) - z
         # Equal rows, among them the label itself, have no reach: any share is the same.
         share = (gaps / torch.where(reach > 0, reach, 1.0)).detach().clamp(*self._SHARE)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from orthogonium.kernels import loudest
 from orthogonium.layers import OrthoLinear, eval_cache, parametrization
 from orthogonium.linalg import precision
+from orthogonium.losses import EMMALoss
 from tests.contracts.test_contracts import (
     _double_data,
     _double_in_place,
@@ -94,6 +95,12 @@ def test_nothing_waits_between_constrained_layers():
             train_step(model.train(), optimizer, x)
         with torch.no_grad():
             model.eval()(x)
+
+
+def test_a_loss_copies_no_number_of_the_host():
+    logits, labels = torch.randn(4, 3), torch.arange(4) % 3
+    with NoWaiting():  # behind the check of labels, which is for processors
+        EMMALoss()._of_index(logits, labels, "global")
 
 
 def _new_memory(layer):

@@ -28,10 +28,12 @@ def n_activation(
     """`x − 2·clamp(x, t₁, t₂)` for the thresholds `t₁ ≤ t₂` of each channel."""
     s, t = (along(column, x, axis, "NActivation") for column in thresholds.unbind(1))
     # A channel that starts as the identity (0, 0) must give each threshold the gradient of its own side: `minimum` and
-    # `maximum` halve it between both at s = t, so that s = t for ever, and `clamp` with two bounds drops one half.
+    # `maximum` halve it between both at s = t, so that s = t for ever, and `clamp` drops one half, or swaps them forwards.
     ordered = s <= t
     low, high = torch.where(ordered, s, t), torch.where(ordered, t, s)
-    return (x - 2 * x.to(low.dtype).clamp(min=low).clamp(max=high)).to(x.dtype)
+    wide = x.to(low.dtype)
+    clamped = torch.where(wide < low, low, torch.where(wide > high, high, wide))
+    return (x - 2 * clamped).to(x.dtype)
 
 
 @as_a_whole
