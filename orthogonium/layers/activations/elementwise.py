@@ -28,7 +28,7 @@ def n_activation(
     """`x − 2·clamp(x, t₁, t₂)` for the thresholds `t₁ ≤ t₂` of each channel."""
     s, t = (along(column, x, axis, "NActivation") for column in thresholds.unbind(1))
     # A channel that starts as the identity (0, 0) must give each threshold the gradient of its own side: `minimum` and
-    # `maximum` halve it between both at s = t, so that s = t for ever, and `clamp` drops one half, or swaps them forwards.
+    # `maximum` halve it between both at s = t, so that s = t for ever; `clamp` drops one half, and forwards swaps them.
     ordered = s <= t
     low, high = torch.where(ordered, s, t), torch.where(ordered, t, s)
     wide = x.to(low.dtype)
