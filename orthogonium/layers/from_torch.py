@@ -39,7 +39,8 @@ def _arguments(layer: Any) -> dict[str, Any]:
             axes = zip(skew.skew_kernel_size, skew.geometry.effective_stride, strict=True)
             sizes |= {"kernel_size": tuple(k + e - 1 for k, e in axes), "order": skew.order}
         if hasattr(layer, "taps"):  # of a kernel as large as the image: `conv/circle.py`
-            sizes |= {"kernel_size": layer.taps, "image_size": layer.image_size}
+            names = {"kernel_size": "taps", "padding": "padding_of_taps", "image_size": "image_size"}
+            sizes |= {name: getattr(layer, own) for name, own in names.items()}
     else:
         raise ParameterError(
             f"from_torch takes nn.Linear, nn.Conv1d to 3d and their transposes, got {type(layer).__name__}. Networks "
@@ -88,13 +89,15 @@ def _embedded(made: Any, layer: Any) -> Tensor:
         raise ShapeError(
             f"{type(made).__name__} has a weight {tuple(shape)}, the layer {tuple(weight.shape)}: it does not fit."
         )
-    padding: list[int] = []
-    for axis in reversed(range(weight.dim() - 2)):
-        free = shape[2 + axis] - weight.shape[2 + axis]
-        left = layer.padding[axis] if not isinstance(layer.padding, str) else (weight.shape[2 + axis] - 1) // 2
-        before = min(max(made.border.left[axis] // made.dilation[axis] - left // layer.dilation[axis], 0), free)
-        padding += [before, free - before]
-    return F.pad(weight, padding)
+    for axis, size in enumerate(weight.shape[2:]):
+        free = shape[2 + axis] - size
+        left = layer.padding[axis] if not isinstance(layer.padding, str) else (size - 1) // 2
+        before = made.border.left[axis] // made.dilation[axis] - left // layer.dilation[axis]
+        if not made.spans_image:
+            before = min(max(before, 0), free)
+        behind = [0, 0] * (weight.dim() - 3 - axis) + [0, free]
+        weight = F.pad(weight, behind).roll(before, 2 + axis)
+    return weight
 
 
 def start_from(cls: type[Layer], layer: Any, steps: int, options: Mapping[str, Any]) -> Layer:

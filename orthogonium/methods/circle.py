@@ -48,7 +48,8 @@ def symbol(kernel: Tensor, grid: Grid, strides: Grid) -> Tensor:  # (g, out, in,
 class CircleKernel(ConvKernel):
     """Base: the kernel with the symbol that `unitary` makes of raw parameters. Note [Image sizes].
 
-    Channels count for each group; those of a strided kernel are `in·∏s` columns, one for each phase.
+    Channels count for each group; those of a strided kernel are `in·∏s` columns, one for each phase. `ahead` is how many
+    pixels further to the left than with "same" padding the windows begin.
     """
 
     smallest = 1.0
@@ -56,6 +57,7 @@ class CircleKernel(ConvKernel):
     def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
         super().__init__()
         self.geometry, self.grid = geometry, grid
+        self.ahead = (0,) * geometry.dims
         self.columns = geometry.group_in * math.prod(geometry.stride)
         self.channels = max(geometry.group_out, self.columns)
 
@@ -85,8 +87,8 @@ class CircleKernel(ConvKernel):
             return self.build_on(grid, *(t.double() for t in raw)).to(raw[0].dtype)
         strides = self.geometry.stride
         taps = unstack_phases(self.taps(grid, *raw), strides)
-        left = left_of(tuple(taps.shape[3:]), strides)
-        return taps.roll(left, tuple(range(3, taps.dim()))).flatten(0, 1)
+        first = [n - m for n, m in zip(left_of(tuple(taps.shape[3:]), strides), self.ahead, strict=True)]
+        return taps.roll(first, tuple(range(3, taps.dim()))).flatten(0, 1)
 
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
         """The stride-1 kernel of all phases, from pixel 0 on."""

@@ -67,7 +67,7 @@ def divisor_from(m: int, least: int) -> int:
     >>> [divisor_from(m, 3) for m in (9, 8, 7, 2)]
     [3, 4, 7, 2]
     """
-    return next((n for n in range(least, m) if m % n == 0), m)
+    return min([m, *(n for n in range(least, m) if m % n == 0)])
 
 
 def _spread(x: Tensor, axis: int, distance: int) -> Tensor:

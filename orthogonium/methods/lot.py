@@ -38,19 +38,19 @@ class PolarKernel(CircleKernel):
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
         """The taps themselves, if there are no others: the polar factor is the closest orthogonal kernel."""
-        inside = window(weight, self.geometry)
+        inside = self._window(weight)
         return None if torch.count_nonzero(weight) > torch.count_nonzero(inside) else (inside,)
 
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
         """The taps in the middle, on which most of an orthogonal kernel of this kind lies."""
-        return (window(weight, self.geometry),)
+        return (self._window(weight),)
 
-
-def window(weight: Tensor, geometry: ConvGeometry) -> Tensor:  # (out, in/g, *sizes) → (out, in/g, *k)
-    """The taps of a kernel as large as the image that lie where those of `geometry` do."""
-    own, strides = geometry.kernel_size, geometry.stride
-    sizes = tuple(weight.shape[2:])
-    for axis, (left, first, k) in enumerate(zip(left_of(sizes, strides), left_of(own, strides), own, strict=True), 2):
-        pixels = torch.arange(left - first, left - first + k, device=weight.device)
-        weight = weight.index_select(axis, pixels % sizes[axis - 2])
-    return weight
+    def _window(self, weight: Tensor) -> Tensor:  # (out, in/g, *sizes) → (out, in/g, *k)
+        """The taps of a kernel as large as the image that lie where raw parameters do."""
+        own, strides = self.geometry.kernel_size, self.geometry.stride
+        sizes = tuple(weight.shape[2:])
+        lefts = zip(left_of(sizes, strides), left_of(own, strides), self.ahead, strict=True)
+        for axis, (left, right, ahead) in enumerate(lefts):
+            pixels = torch.arange(own[axis], device=weight.device) + left - right - ahead
+            weight = weight.index_select(axis + 2, pixels % sizes[axis])
+        return weight

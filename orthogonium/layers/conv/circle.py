@@ -31,7 +31,7 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
 from orthogonium.methods.bro import BlockReflectorKernel
 from orthogonium.methods.cayley import CayleyKernel
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size
+from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, left_of
 from orthogonium.methods.eco import ExplicitKernel
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.lot import PolarKernel
@@ -122,11 +122,14 @@ class CircleConv(ConstrainedConv):
                 "a larger kernel_size, or method='aoc'."
             )
         check_kept_image(g, padding, name)
+        if not isinstance(padding, str):
+            left = zip(to_tuple(padding, g.dims, "padding"), left_of(g.kernel_size, g.stride), strict=True)
+            kernel.ahead = tuple(given - same for given, same in left)
         sizes = None if image_size is None else _tiled(to_tuple(image_size, g.dims, "image_size"), g.stride)
         if sizes is not None:
             kernel = kernel.at(_coarse(sizes, g.stride))
         super().__init__(kernel, "same", padding_mode, lipschitz, **bias_and_storage)
-        self.taps, self.image_size = g.kernel_size, sizes
+        self.taps, self.padding_of_taps, self.image_size = g.kernel_size, padding, sizes
 
     @property
     def guarantee(self) -> Guarantee:

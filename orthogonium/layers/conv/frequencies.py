@@ -31,7 +31,7 @@ def _multiply(matrices: Tensor, x: Tensor) -> Tensor:  # (*half, g, 2m, 2n), com
     # Frequencies differ by orders of magnitude: autocast would lose the soft ones.
     with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
         product = matrices @ pairs
-    return torch.view_as_complex(product.unflatten(-2, (-1, 2)).movedim(-2, -1).contiguous())
+    return torch.complex(*product.unflatten(-2, (-1, 2)).unbind(-2))
 
 
 @as_a_whole

@@ -1,5 +1,6 @@
 """Convolutions that are orthogonal at each frequency of the image, judged by their operators on images."""
 
+import copy
 import itertools
 import random
 import warnings
@@ -192,6 +193,32 @@ def test_it_is_the_convolution_with_its_weight(method, stride, size, monkeypatch
     monkeypatch.setattr("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True)
     assert select_execution(layer, x).name == "padded"
     torch.testing.assert_close(layer(x), y)
+
+
+@methods
+@pytest.mark.parametrize("kernel,stride,padding", [(3, 2, 1), (5, (3, 1), 2), ((5, 3), 2, (2, 1))])
+def test_integers_place_windows_as_torch_does(method, kernel, stride, padding):
+    """Windows of "same" padding begin elsewhere if there is a stride: on a circle, that is a shift of the image."""
+    layer, same = (conv(method)(2, 8, kernel, stride, p, dtype=torch.float64) for p in (padding, "same"))
+    same.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 2, 6, 6, dtype=torch.float64)
+    kernels, strides, paddings = (torch.broadcast_to(torch.tensor(t), (2,)) for t in (kernel, stride, padding))
+    ahead = paddings - (kernels - strides).clamp_min(0) // 2
+    y = same(x.roll(ahead.tolist(), (2, 3)))
+    torch.testing.assert_close(layer(x), y)
+    again = conv(method).from_torch(layer)
+    torch.testing.assert_close(again(x), y)
+    plain = torch.nn.utils.parametrize.remove_parametrizations(copy.deepcopy(layer), "weight")
+    torch.testing.assert_close(plain(x), y)
+    torch.testing.assert_close(orthogonium.inverse(layer)(y), x)
+
+
+@pytest.mark.parametrize("kernel,stride", [(3, 2), (5, 2), (5, 3)])
+def test_the_closest_layer_with_a_stride(kernel, stride):
+    plain = nn.Conv2d(2, 2 * stride**2, kernel, stride, kernel // 2, padding_mode="circular", bias=False)
+    made = circle.LOTConv2d.from_torch(plain, image_size=6)
+    u, _, vh = torch.linalg.svd(operator(plain, 2, 6, 6), full_matrices=False)
+    torch.testing.assert_close(operator(made, 2, 6, 6), u @ vh, rtol=1e-4, atol=1e-5)
 
 
 @methods
