@@ -48,8 +48,8 @@ def symbol(kernel: Tensor, grid: Grid, strides: Grid) -> Tensor:  # (g, out, in,
 class CircleKernel(ConvKernel):
     """Base: the kernel with the symbol that `unitary` makes of raw parameters. Note [Image sizes].
 
-    Channels count for each group; those of a strided kernel are `in·∏s` columns, one for each phase. `ahead` is how many
-    pixels further to the left than with "same" padding the windows begin.
+    Channels count for each group; those of a strided kernel are `in·∏s` columns, one for each phase. `ahead` is how
+    many pixels further to the left than with "same" padding the windows begin.
     """
 
     smallest = 1.0
