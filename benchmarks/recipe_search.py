@@ -1,7 +1,7 @@
-"""Which recipe certifies most CIFAR-10 in a given time: variants of a preset, judged on images held out of the training data.
+"""Which recipe certifies most CIFAR-10 in a given time: variants of a preset, judged on images held out of training.
 
-Run with `.venv/bin/python -m benchmarks.recipe_search --root FOLDER --minutes 3 --out RESULTS`, with nothing else running;
-then again with more minutes and `--best 4`, which takes the best of the run before. The test data are not looked at. A
+Run with `.venv/bin/python -m benchmarks.recipe_search --root FOLDER --minutes 3 --out RESULTS`, and nothing else; then
+again with more minutes and `--best 4`, which takes the best of the run before. The test data are not looked at. A
 variant is what it changes, as in `loss_options.temperature=0.25 batch_size=256`; `--variants FILE` has one a line.
 """
 
