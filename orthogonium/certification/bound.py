@@ -131,7 +131,8 @@ def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
             with as_written(), places.followed():
                 model(torch.zeros(batch, *shape, dtype=dtype, device=device))
         except (RuntimeError, IndexError, NotImplementedError, AssertionError) as error:
-            if batch != _BATCHES[0] and not isinstance(error, AssertionError):
+            exported = isinstance(model, torch.fx.GraphModule) or isinstance(error, AssertionError)
+            if batch != _BATCHES[0] and not exported:
                 return  # because of something it keeps from the first call, which the walk will say
             raise ShapeError(
                 f"The model does not run on a batch of {batch} inputs of shape {shape} without gradients "
