@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -61,5 +61,5 @@ class Places:
 
 def as_written() -> AbstractContextManager[Any]:
     """While what `torch.compile` has made runs as it was written."""
-    stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    return nullcontext() if stance is None else stance("force_eager")
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

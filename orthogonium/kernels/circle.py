@@ -36,18 +36,13 @@ def wrap_taps(kernel: Tensor, first: Sequence[int], sizes: Sequence[int]) -> Ten
 def to_frequencies(x: Tensor, dims: int) -> Tensor:  # (..., *m) → (*half of m, ...), complex
     """The Fourier transform of the last axes, frequencies in front."""
     axes = tuple(range(-dims, 0))
-    return torch.fft.rfftn(_dense(x), dim=axes).movedim(axes, tuple(range(dims)))
+    return torch.fft.rfftn(x, dim=axes).movedim(axes, tuple(range(dims)))
 
 
 def from_frequencies(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m, ...) → (..., *m)
     """The inverse of `to_frequencies`."""
     axes = tuple(range(-len(sizes), 0))
-    return _dense(torch.fft.irfftn(x.movedim(tuple(range(len(sizes))), axes), s=tuple(sizes), dim=axes))
-
-
-def _dense(x: Tensor) -> Tensor:
-    """`x`, and a gradient, without numbers that share their memory: MKL refuses these, before torch 2.9 copied them."""
-    return x * 1 if torch.__version__ < "2.9" else x
+    return torch.fft.irfftn(x.movedim(tuple(range(len(sizes))), axes), s=tuple(sizes), dim=axes)
 
 
 def conjugate_symmetric(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m, ...) → the same shape

@@ -13,8 +13,6 @@ from torch.autograd import forward_ad
 from orthogonium.errors import ExportError, NumericalWarning, ShapeError, warn
 from orthogonium.linalg.products import held, products_are_rounded
 
-# Whether a graph for all batch sizes may be asked for; older versions of torch only know of compilers in general.
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 P = ParamSpec("P")
 Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
 

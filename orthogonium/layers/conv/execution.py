@@ -15,7 +15,7 @@ from orthogonium.kernels.algebra import CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import convolve, pad, unwrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
-from orthogonium.linalg.precision import autocasts, exports_to_onnx, is_exporting
+from orthogonium.linalg.precision import autocasts, exports_to_onnx
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
 from orthogonium.methods.circle import left_of
@@ -63,7 +63,7 @@ def _select(layer: Any, x: Tensor, source: Source | None) -> Execution:
 def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     """Whether the factors of the weight do the same as the weight for less."""
     # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
-    if source is None or layer.transposed or is_exporting() or torch.jit.is_tracing():
+    if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
     constraint, raw = source
     kernel = constraint.kernel
