@@ -27,7 +27,8 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _multiply(matrices: Tensor, x: Tensor) -> Tensor:  # (*half, g, 2m, 2n), complex (*half, g, n, b) → (*half, g, m, b)
-    pairs = torch.view_as_real(x.resolve_conj()).movedim(-1, -2).flatten(-3, -2)  # both parts of each channel
+    # Both parts of each channel; `view_as_real` would need gradients with strides that single images do not have.
+    pairs = torch.stack([x.real, x.imag], -2).flatten(-3, -2)
     # Frequencies differ by orders of magnitude: autocast would lose the soft ones.
     with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
         product = matrices @ pairs
