@@ -113,7 +113,7 @@ class Constraint(nn.Module):
 
     def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
         """The weight, by the kernel or else `by` what is given; kernels of a block in one vector. Note [Precision]."""
-        return self._built(by or self.kernel.build, raw, 0)
+        return self._built(self.kernel.build if by is None else by, raw, 0)
 
     def build_stacked(self, *raw: Tensor) -> Tensor:  # (n, …) each → (n, …)
         """The weights of n stacked sets of raw parameters, in one go. Note [Batches] of `methods/batches.py`."""
