@@ -123,7 +123,7 @@ class CircleConv(ConstrainedConv):
             )
         check_kept_image(g, padding, name)
         if not isinstance(padding, str):
-            left = zip(to_tuple(padding, g.dims, "padding"), left_of(g.kernel_size, g.stride), strict=True)
+            left = zip(to_tuple(padding, g.dims, "padding", minimum=0), left_of(g.kernel_size, g.stride), strict=True)
             kernel.ahead = tuple(given - same for given, same in left)
         sizes = None if image_size is None else _tiled(to_tuple(image_size, g.dims, "image_size"), g.stride)
         if sizes is not None:
