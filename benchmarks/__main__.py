@@ -3,9 +3,8 @@
 Each benchmark runs in a process of its own and prints its table, which replaces the one between its markers in the
 README, with a line that says what it was measured on. With `--quick` the tables are printed and the README is left
 alone: one heat, few rounds and small cases give times to look at, not to keep. What the time (`--minutes`, by default
-    20, or 3)
-has not sufficed for is named at the end, and keeps its old table. `benchmarks.cifar10`, an hour of training, is no part
-of it, nor are the benchmarks whose tables are in other places (`launches`, `spectral_norms`) or nowhere
+20, or 3) has not sufficed for is named at the end, and keeps its old table. `benchmarks.cifar10`, an hour of training,
+is no part of it, nor are the benchmarks whose tables are in other places (`launches`, `spectral_norms`) or nowhere
 (`spectral_bound`).
 """
 

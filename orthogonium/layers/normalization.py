@@ -29,8 +29,7 @@ class BatchCentering(BatchStatistics):
     In a distributed world the batch is the global one (`sync`).
 
     Guarantee: in eval and for "running" a translation, so an isometry; for "batch", in training, an orthogonal
-        projection of
-    the batch (plus the bias), so 1-Lipschitz.
+    projection of the batch (plus the bias), so 1-Lipschitz.
 
     Args:
         num_features: number of channels `c`.

@@ -34,8 +34,7 @@ def normalize(module: Module, lipschitz: float = 1.0, niter: int = 9) -> Module:
     by the root of the number of taps, and estimates it from below.
 
     Guarantee: no singular value of the layer exceeds `lipschitz`, in training, too, and without state. The weight that
-        the
-    layer had is the first raw parameter: the layer keeps its direction. `remove_parametrizations(module, "weight")`
+    the layer had is the first raw parameter: the layer keeps its direction. `remove_parametrizations(module, "weight")`
     leaves a plain layer.
 
     Args:

@@ -135,8 +135,7 @@ class BCOP(nn.Module):
     Built on c = max(in, out) channels and cut, which keeps columns (in ≤ out) or rows (in ≥ out) orthonormal.
 
     Guarantee: every singular value is 1, circular padding, to 1e-5 in float32 and 1e-12 in float64 while Björck
-        converges.
-    With `padding_mode="zeros"` 1-Lipschitz.
+    converges. With `padding_mode="zeros"` 1-Lipschitz.
 
     Kept from the original: a fixed number of Björck iterations, unrolled by autograd. If training makes a raw matrix
     ill-conditioned they stop short; projectors then have eigenvalues in [0, 1] and the layer is

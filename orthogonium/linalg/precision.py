@@ -73,7 +73,10 @@ def _to(result: Result, dtype: torch.dtype) -> Result:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Whether values can be read: not in compilers and transforms, nor of meta, fake, dual or batched tensors."""
+    """Whether values can be read: not in compilers and transforms, nor of meta, fake, dual or batched tensors.
+
+    Torch has no public name by which the tensors of `is_grads_batched=True` can be told from others.
+    """
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()

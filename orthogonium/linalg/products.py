@@ -13,9 +13,7 @@ of constraints turns these settings off and puts them back, also after an except
 Autocast reaches derivatives, too, where `backward` or `autograd.grad` is called inside of it. What is built under
 autocast holds it off in its derivatives as well. Not so what is built outside and derived inside, nor what `torch.func`
 derives inside: there, parts of a derivative are as exact as autocast makes them. Torch advises against all of these:
-end
-    autocast
-with the forward pass.
+end autocast with the forward pass.
 
 The settings are global, torch has none for a thread. Threads that build at the same time share one hold, which ends
 with the last of them; until then the products of all other threads are in full precision too, and a setting that

@@ -26,9 +26,8 @@ shifted passes, in the precision of X.
 Note [What a pass leaves]
 `E = WWᵀ − I` itself costs as much as half a pass. Its norm is estimated by two steps of the power method from eight
 random vectors: `‖E²v‖ / ‖Ev‖`, two thirds of ‖E‖ for what rounding leaves, and a fifth of it at worst (one direction
-that is
-    far
-off among thousands). So with 16 eps, singular values are off by 1e-6, and by less than 1e-5 at worst, in float32.
+that is far off among thousands). So with 16 eps, singular values are off by 1e-6, and by less than 1e-5 at worst, in
+float32.
 
 Note [Preconditioning]
 Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives

@@ -108,7 +108,7 @@ class _Walk:
         same = a is b
         if type(a) is type(b) and not same:
             if isinstance(a, _PLAIN):
-                same = a == b or a != a  # NaN
+                same = a == b or (a != a and b != b)  # NaN
             elif isinstance(a, Tensor):
                 same = _equal(a, b)
             elif isinstance(a, Mapping | list | tuple):

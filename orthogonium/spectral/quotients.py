@@ -18,9 +18,7 @@ Note [Rounding of a quotient]
 A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, and by a few of the smallest numbers of the dtype, so that a
 quotient may be too large by this, for both ends, over ‖x − y‖. Of several quotients the one counts that is largest
 after this is deducted: short steps win at jumps, long ones elsewhere. A program that passes through numbers much larger
-than its
-    inputs
-and outputs rounds more than that: judge it by its `exact_twin`.
+than its inputs and outputs rounds more than that: judge it by its `exact_twin`.
 """
 
 from __future__ import annotations

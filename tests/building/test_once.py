@@ -133,7 +133,7 @@ def test_infinite_gradients_arrive(model, inputs):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models(model, inputs, backend):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     expected = plain_gradients(model, inputs)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     for _ in range(3):  # weights of later blocks are other tensors

@@ -187,7 +187,7 @@ def test_threads():
 
 
 def test_compiled():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layers, inputs = three("AOC", torch.float64)
     expected = plain_gradients(layers, inputs)
     build_together(layers)

@@ -15,7 +15,8 @@ from orthogonium.kernels import loudest
 from orthogonium.layers import OrthoLinear, eval_cache, parametrization
 from orthogonium.linalg import precision
 from orthogonium.losses import EMMALoss
-from tests.contracts.test_contracts import (
+from tests.contracts.test_contracts import layers, make
+from tests.contracts.test_eval_cache import (
     _double_data,
     _double_in_place,
     _load,
@@ -23,8 +24,6 @@ from tests.contracts.test_contracts import (
     _swap_data,
     assert_noticed,
     count_builds,
-    layers,
-    make,
 )
 from tests.layers.test_export import everything
 

@@ -43,7 +43,7 @@ def test_weights_and_gradients_do_not_notice(name, request):
 
 @pytest.mark.parametrize("name", ["OrthoLinear-BJORCK", "AOC-strided-columns", "SLL-AOC", "Sandwich"])
 def test_compile_without_graph_breaks(name, tf32):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer, x = make(name)
     out = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     # Built in float64: bounds then need no room for the rounding of float32, up to 40 eps here.

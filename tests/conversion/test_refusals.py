@@ -11,6 +11,7 @@ from orthogonium import convert
 from orthogonium.errors import ParameterError
 from orthogonium.layers import MaxMin, OrthoLinear
 from tests.conversion.networks import MLP
+from tests.layers.test_attention import PlainAttention
 
 
 class Tied(nn.Module):
@@ -58,15 +59,7 @@ def test_what_has_no_bound_is_refused_by_name():
 
 
 def test_attention_is_refused_with_what_to_take_instead():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, x):
-            return self.attention(x, x, x)[0]
-
-    found = convert(Plain(), (5, 8))
+    found = convert(PlainAttention(), (5, 8))
     assert math.isinf(found.bound)
     assert any("DistanceAttention" in str(refusal) for refusal in found.refused)
 

@@ -110,21 +110,22 @@ def test_transformers_of_these_are_bounded():
     assert any(row.type == "DistanceAttention" for row in report.rows)
 
 
+class PlainAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
 def test_the_audit_says_what_to_take_instead():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, x):
-            return self.attention(x, x, x)[0]
-
-    report = orthogonium.audit(Plain().eval(), (5, 8))
+    report = orthogonium.audit(PlainAttention().eval(), (5, 8))
     assert any(
         "nn.MultiheadAttention has no constant" in text and "DistanceAttention" in text for text in report.warnings
     )
     with pytest.raises(UnboundedError, match="grows with them.*TokenMixing"):
-        orthogonium.lipschitz_bound(Plain().eval(), (5, 8))
+        orthogonium.lipschitz_bound(PlainAttention().eval(), (5, 8))
 
 
 def test_token_mixing_is_orthogonal():

@@ -174,7 +174,7 @@ def test_activation_checkpoints(name):
 
 @exact
 def test_compiled_training(name):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     w = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     loss = lambda x: EXACT[name](x).sin().sum()  # noqa: E731
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

@@ -168,7 +168,7 @@ def on_tf32(graph, _):
 
 @pytest.mark.parametrize("preset", ["DEFAULT", "POLAR", "EXP", "CAYLEY"])
 def test_compiled_derivatives_keep_their_precision(preset):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     module = getattr(linalg, f"{preset}_ORTHO_PARAMS").build((12, 16))
     w = torch.randn(12, 16, requires_grad=True)
     exact = w.detach().double().requires_grad_()

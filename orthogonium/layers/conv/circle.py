@@ -285,8 +285,7 @@ class LOTConv2d(_LOT, nn.Conv2d):
     Xu, Li & Li (2022), "LOT: Layer-wise orthogonal training on improving l2 certified robustness".
 
     Guarantee: that of `CayleyConv2d`, for taps whose symbol has full rank at each frequency (others are warned of).
-        Kernels
-    smaller than the stride need `out ≤ in·∏kernel`.
+    Kernels smaller than the stride need `out ≤ in·∏kernel`.
 
     >>> LOTConv2d(4, 8, 3, image_size=8)(torch.randn(1, 4, 8, 8)).shape
     torch.Size([1, 8, 8, 8])

@@ -165,8 +165,7 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     | 12 | 1 − 1.3e-10 | 25×25 |
 
     Guarantee: σ_max ≤ 1 (1e-6 in float32) for every image size, zero or circular padding; under circular padding that
-        keeps
-    every window, and if the stride divides the image size, the smallest singular value is as above.
+    keeps every window, and if the stride divides the image size, the smallest singular value is as above.
 
     The arguments that are not listed are those of `AdaptiveOrthoConv2d`; one channel per group is fine.
 

@@ -4,9 +4,7 @@ Note [Two stages]
 The taps of `K = Q ⊛ B` are `K[t] = Σ_a Q_a B[t − a]` over the places a of a tile. The columns of Q are orthonormal, so
 that `K[s]ᵀK[t] = Σ_a C[s − a, t − a]` with the Gram matrix `C[s, t] = B[s]ᵀB[t]`. This can be solved for C one tap
 after the other: along each axis `C[s, t] = S[s, t] − S[s − 1, t − 1] + C[s − e, t − e]`. C is B up to a rotation, which
-Q takes
-    over.
-Then Q is the orthogonal matrix that overlaps most with what K asks for.
+Q takes over. Then Q is the orthogonal matrix that overlaps most with what K asks for.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_onnx_graphs_refuse_other_sizes():
 @pytest.mark.parametrize("method", ["Cayley", "ECO"])
 def test_compilers_make_a_graph_for_each_size(method):
     """One for sizes that are left open would take them minutes."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer, graphs = conv(method, 1)(2, 3, 3, image_size=6), []
 
     def backend(graph, inputs):

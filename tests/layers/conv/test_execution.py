@@ -230,7 +230,7 @@ def test_transforms_compilation_and_images_without_a_batch(calls):
 @pytest.mark.parametrize("border", BORDERS, ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_compiles_with_every_border(border, stride):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     padding, mode = border
     layer = make((8, 8, 1), (3, 3), stride=stride, padding=padding, padding_mode=mode)
     x = torch.randn(2, 8, 4, 4, dtype=torch.float64)
