@@ -1,5 +1,6 @@
 """Layers by the name of their method."""
 
+import functools
 import inspect
 import pickle
 
@@ -154,6 +155,44 @@ def test_blocks_refuse_integers_that_do_not(method):
     integer.load_state_dict(same.state_dict())
     x = torch.randn(2, 4, 7, 7)
     assert torch.equal(same(x), integer(x))
+
+
+STRIDED_BLOCKS = [
+    (method, kernel, stride, dilation)
+    for method, entry in METHODS.items()
+    for kernel, stride, dilation in [
+        ((3, 3), (2, 2), 1),
+        ((7, 7), (2, 2), 1),
+        ((5, 5), (3, 3), 1),
+        ((3, 3), (4, 4), 1),
+        ((5, 3), (3, 1), 1),
+        ((3, 3), (2, 2), 2),
+    ]
+    if entry.activated and entry.stride and (dilation == 1 or method != "sandwich")
+]
+
+
+@pytest.mark.parametrize("method,kernel,stride,dilation", STRIDED_BLOCKS)
+def test_strided_blocks_see_the_pixels_that_torch_does(method, kernel, stride, dilation):
+    """Around every s-th pixel, for integers; those of "same" are those of an image that is moved on its circle."""
+    padding = tuple(dilation * (k - 1) // 2 for k in kernel)
+    sizes, options = (2, 6, kernel, stride), {"dilation": dilation, "dtype": torch.float64}
+    make = functools.partial(LipschitzConv2d, *sizes, method=method, **options)
+    layer, same = (make(padding=p, padding_mode="circular") for p in (padding, "same"))
+    same.load_state_dict(layer.state_dict())
+    ahead = [p - max(2 * p + 1 - s, 0) // 2 for p, s in zip(padding, stride, strict=True)]
+    x = torch.randn(2, 2, 12, 12, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), same(x.roll(ahead, (2, 3))))
+    # What an output depends on reaches as far to either side of its pixel, as it does in torch.
+    x = torch.randn(1, 2, 36, 36, dtype=torch.float64, requires_grad=True)
+    y = make(padding=padding, padding_mode="zeros")(x)
+    assert y.shape == nn.Conv2d(*sizes, padding, **options)(x).shape
+    middle = [n // 2 for n in y.shape[2:]]
+    (slope,) = torch.autograd.grad(y[0, :, middle[0], middle[1]].sum(), x)
+    for axis in range(2):
+        seen = slope.abs().sum((0, 1, 3 - axis)).nonzero()
+        assert seen.min() + seen.max() == 2 * stride[axis] * middle[axis]
+    assert jacobian_values(make(padding=padding, padding_mode="zeros"), x[..., :7, :7].detach())[0] <= 1 + 1e-12
 
 
 def test_arguments_of_two_names():

@@ -18,7 +18,7 @@ from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.block import LipschitzBlock
-from orthogonium.layers.conv.padding import Border, check_image, check_kept_image, convolve, tile
+from orthogonium.layers.conv.padding import Border, ahead_of_same, check_image, convolve, tile
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 
@@ -51,7 +51,7 @@ class ConvBlock(LipschitzBlock):
 
     def set_residual(self, core: ConvGeometry, padding_mode: str, padding: Size | str) -> None:
         """The same for `x + C⋆σ(A⋆x + b)`, where A has the geometry `core` (stride 1) and C that of the adjoint."""
-        check_kept_image(core, padding, type(self).__name__)
+        ahead_of_same(core, padding, type(self).__name__)
         inner = Border.of(core, "same", padding_mode)
         self.set_geometry(replace(core, out_channels=core.in_channels), (inner, inner.adjoint()))
 

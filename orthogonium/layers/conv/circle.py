@@ -26,12 +26,12 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.base import ConstrainedConv
 from orthogonium.layers.conv.execution import execute
-from orthogonium.layers.conv.padding import Border, check_image, check_kept_image, tile, tiled_size
+from orthogonium.layers.conv.padding import Border, ahead_of_same, check_image, tile, tiled_size
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
 from orthogonium.methods.bro import BlockReflectorKernel
 from orthogonium.methods.cayley import CayleyKernel
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, left_of
+from orthogonium.methods.circle import CircleKernel, Grid, coarse_size
 from orthogonium.methods.eco import ExplicitKernel
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.lot import PolarKernel
@@ -121,10 +121,7 @@ class CircleConv(ConstrainedConv):
                 f"{name}: its kernel reaches over the whole image, so that there is no dilation: got {g.dilation}. Use "
                 "a larger kernel_size, or method='aoc'."
             )
-        check_kept_image(g, padding, name)
-        if not isinstance(padding, str):
-            left = zip(to_tuple(padding, g.dims, "padding", minimum=0), left_of(g.kernel_size, g.stride), strict=True)
-            kernel.ahead = tuple(given - same for given, same in left)
+        kernel.ahead = ahead_of_same(g, padding, name)
         sizes = None if image_size is None else _tiled(to_tuple(image_size, g.dims, "image_size"), g.stride)
         if sizes is not None:
             kernel = kernel.at(_coarse(sizes, g.stride))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from operator import add
+from operator import add, sub
 from typing import Any, Literal, cast
 
 import torch
@@ -83,6 +83,10 @@ class Border:
         """The border of `outer ∘ inner` as one convolution; this inner one has stride 1."""
         left, right = tuple(map(add, self.left, outer.left)), tuple(map(add, self.right, outer.right))
         return replace(outer, left=left, right=right)
+
+    def moved(self, ahead: tuple[int, ...]) -> Border:
+        """As many windows, each so many pixels further to the left."""
+        return replace(self, left=tuple(map(add, self.left, ahead)), right=tuple(map(sub, self.right, ahead)))
 
     def adjoint(self) -> Border:
         """The border of the adjoint, for stride 1."""
@@ -230,13 +234,18 @@ def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:
         )
 
 
-def check_kept_image(geometry: ConvGeometry, padding: Size | str, name: str) -> None:
-    """Accept "same", and the integers that give as many outputs, `⌈size / stride⌉`, for every image size."""
+def ahead_of_same(geometry: ConvGeometry, padding: Size | str, name: str) -> tuple[int, ...]:
+    """How many pixels before those of "same" the windows begin, where the padding keeps the image up to its stride.
+
+    Integers place windows as torch does, around every s-th pixel; "same" pads the smaller half on the left. Refused are
+    integers that do not give `⌈size / stride⌉` outputs for every image size.
+    """
     if padding == "same":
-        return
+        return (0,) * geometry.dims
     amount = padding if isinstance(padding, str) else to_tuple(padding, geometry.dims, "padding", minimum=0)
     if isinstance(amount, str) or any(2 * p != x - 1 for p, x in zip(amount, geometry.extent, strict=True)):
         raise GeometryError(
             f"{name} keeps the image, up to its stride: needs padding 'same', or integers with 2·padding = "
             f"dilation·(kernel_size − 1), got {amount} for a kernel of extent {geometry.extent}."
         )
+    return tuple(map(sub, amount, Border.of(geometry, "same", "zeros").left))

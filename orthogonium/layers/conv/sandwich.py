@@ -10,7 +10,7 @@ from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.block import ConvBlock
-from orthogonium.layers.conv.padding import Border, check_kept_image
+from orthogonium.layers.conv.padding import Border, ahead_of_same
 from orthogonium.layers.slopes import Activation, is_homogeneous
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.kernel import Device
@@ -74,9 +74,9 @@ class SandwichConv2d(ConvBlock):
                 f"{geometry.dilation}: A and B meet on the coarse grid, on which a dilated kernel has no regular taps. "
                 "Set one of them to 1."
             )
-        check_kept_image(geometry, padding, type(self).__name__)
+        ahead = ahead_of_same(geometry, padding, type(self).__name__)
         kernels = SandwichKernels(geometry, ortho_params, scaled=bias or not is_homogeneous(self.activation))
-        inner = Border.of(geometry, "same", padding_mode)
+        inner = Border.of(geometry, "same", padding_mode).moved(ahead)
         on_coarse_grid = replace(geometry, kernel_size=kernels.coarse_size, stride=(1,) * self.dims)
         outer = Border.of(on_coarse_grid, "same", padding_mode).adjoint()
         self.set_geometry(geometry, (inner, outer))

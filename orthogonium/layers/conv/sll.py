@@ -15,7 +15,7 @@ from orthogonium.kernels.geometry import Size
 from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.conv.base import warn_depthwise
 from orthogonium.layers.conv.block import ConvBlock, inner_channels
-from orthogonium.layers.conv.padding import Border, check_kept_image
+from orthogonium.layers.conv.padding import Border, ahead_of_same
 from orthogonium.layers.slopes import Activation
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
@@ -126,7 +126,7 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
     ) -> None:
         super().__init__(activation)
         geometry = ConvGeometry.of(self.dims, cin, cout, kernel_size, stride, dilation, groups)
-        check_kept_image(geometry, padding, type(self).__name__)
+        ahead = ahead_of_same(geometry, padding, type(self).__name__)
         inner = inner_channels(type(self).__name__, cin, inner_dim_factor, groups)
         outside = tuple(min(k, s) for k, s in zip(geometry.kernel_size, geometry.stride, strict=True))
         inside = tuple(k - b + 1 for k, b in zip(geometry.kernel_size, outside, strict=True))
@@ -143,6 +143,7 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
             OrthogonalKernel(post, ortho_params),
         )
         first, middle, last = (Border.of(g, "same", padding_mode) for g in (pre, core, post))
+        last = last.moved(ahead)
         self.set_geometry(geometry, (first.then(middle), middle.adjoint().then(last), first.then(last)))
         self.constrain_weight(kernels, bias, device, dtype, lipschitz)
 

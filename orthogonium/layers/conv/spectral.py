@@ -8,7 +8,7 @@ from torch import nn
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
-from orthogonium.layers.conv.padding import check_kept_image
+from orthogonium.layers.conv.padding import ahead_of_same
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.spectral import SpectralKernel
 
@@ -18,7 +18,7 @@ class _Normalized(ConstrainedConvNd):
         """The normalized kernel. An identity in it stays in its place only if the padding keeps the image."""
         kernel = SpectralKernel(geometry, niter, residual)
         if residual:
-            check_kept_image(geometry, padding, f"{type(self).__name__} with residual=True")
+            ahead_of_same(geometry, padding, f"{type(self).__name__} with residual=True")
         return kernel
 
 
