@@ -1,4 +1,4 @@
-"""docs/architecture.md tells the truth: its table of rooms is what the code imports, and its paths exist."""
+"""docs/architecture.md tells the truth: its table of packages is what the code imports, and its paths exist."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ def names(text: str) -> list[str]:
 # room → rooms it may import, in the order of the table
 ROOMS = {
     name: set(names(allowed))
-    for name, allowed in re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", PLAN.split("## The way")[0], re.MULTILINE)
+    for name, allowed in re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", PLAN.split("## Data flow")[0], re.MULTILINE)
 }
 PARTS = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
 
