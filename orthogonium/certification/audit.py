@@ -110,7 +110,7 @@ class AuditReport:
         """The result in one sentence."""
         if math.isinf(self.lipschitz_bound):
             return "No Lipschitz constant is known."
-        return f"Lipschitz constant at most {self.lipschitz_bound:.7g}."
+        return f"Lipschitz constant at most {render.at_most(self.lipschitz_bound)}."
 
     def cells(self) -> list[list[str]]:
         """The table as text, a row for each layer."""
@@ -122,8 +122,8 @@ class AuditReport:
                 render.number(row.sigma_max),
                 row.kind,
                 render.number(row.stable_rank, 4),
-                render.number(row.contribution),
-                render.number(row.bound),
+                render.at_most(row.contribution),
+                render.at_most(row.bound),
                 row.guarantee or "",
                 "⚠" if row.warnings else "",
             ]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from orthogonium.certification.failures import RefutedError, TraceError, Unbounded, UnboundedError
 from orthogonium.certification.other_ways import other_ways
 from orthogonium.certification.places import Places, as_written
+from orthogonium.certification.render import at_most
 from orthogonium.certification.rounding import Error
 from orthogonium.certification.rules import ADVICE, RULES, WHOLES, recognized
 from orthogonium.certification.rules.arithmetic import Scale
@@ -71,7 +72,7 @@ class LipschitzBound:
         return self.value
 
     def __str__(self) -> str:
-        return f"{self.value:.7g}-Lipschitz ({len(self.steps)} steps, rounding {self.slack:.1e})"
+        return f"{at_most(self.value)}-Lipschitz ({len(self.steps)} steps, rounding {self.slack:.1e})"
 
 
 @dataclass(frozen=True)

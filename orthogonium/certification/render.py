@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context
 
 from orthogonium.web_page import page, table
 
@@ -16,6 +17,17 @@ def number(x: float | None, digits: int = 7) -> str:
     if x is None or math.isnan(x):
         return ""
     return "∞" if math.isinf(x) else f"{x:.{digits}g}"
+
+
+def at_most(x: float, digits: int = 7) -> str:
+    """An upper bound with so many digits, rounded up: one that is rounded down is none.
+
+    >>> at_most(1.0000002179), at_most(1.5), at_most(3.40561e-9, 4)
+    ('1.000001', '1.5', '3.406e-09')
+    """
+    if math.isfinite(x):
+        x = float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(x))
+    return number(x, digits)
 
 
 def text_table(title: str, summary: str, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

@@ -41,6 +41,7 @@ def certify(
 
     Example: [bold]orthogonium certify runs/digits --eps 0.25,0.5 --save radii.csv[/bold]
     """
+    from orthogonium.certification.render import at_most
     from orthogonium.cli.networks import load_inputs, load_network
     from orthogonium.report.evaluation import batches
 
@@ -57,7 +58,7 @@ def certify(
         return
     rows = [("0 (accuracy)", percent(found.accuracy))]
     rows += [(f"{e:.4g}", percent(a)) for e, a in zip(found.eps, found.certified_accuracy, strict=True)]
-    title = f"{network.name}: {len(inputs.labels)} inputs of {inputs.name}, {found.bound.value:.7g}-Lipschitz"
+    title = f"{network.name}: {len(inputs.labels)} inputs of {inputs.name}, {at_most(found.bound.value)}-Lipschitz"
     print_table(title, ["radius", "certified accuracy"], rows)
     if save is not None:
         print(f"Radii of all inputs: {save}")

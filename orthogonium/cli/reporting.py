@@ -102,6 +102,8 @@ def summary(found: Evaluation) -> dict[str, Any]:
 
 def show(found: Evaluation, network: Network, inputs: Inputs, path: Path) -> None:
     """Print the table, and where the page is."""
+    from orthogonium.certification.render import at_most
+
     certificates, compared, curve = found.certificates, found.compared, found.curve
     total, attacked = len(certificates.labels), len(found.index)
     columns = ["radius", "certified", f"attacked ({curve.method})"]
@@ -112,7 +114,7 @@ def show(found: Evaluation, network: Network, inputs: Inputs, path: Path) -> Non
         columns[2:] = [f"certified, {attacked} inputs", f"attacked ({curve.method}), the same"]
         for row, e in zip(rows, (0.0, *certificates.eps), strict=True):
             row.insert(2, percent(compared.certified_accuracy_at(e) if e else compared.accuracy))
-    title = f"{network.name}: {len(inputs.labels)} held-out inputs, {certificates.bound.value:.7g}-Lipschitz"
+    title = f"{network.name}: {len(inputs.labels)} held-out inputs, {at_most(certificates.bound.value)}-Lipschitz"
     print_table(title, columns, rows)
     print(f"Broken certificates: {found.broken} of {attacked}")
     print(f"Report: {path.resolve()}")

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+from orthogonium.certification.render import at_most
 from orthogonium.comparison.plan import ComparisonFolder, Plan
 from orthogonium.comparison.result import RunResult
 from orthogonium.comparison.rows import Row, Spread
@@ -98,7 +99,7 @@ def _table(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
                 with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}", " MB"),
                 "–" if f["parameters"] is None else f"{f['parameters'].mean:,.0f}",
                 _sigma(f["sigma_min"], f["sigma_max"]),
-                "–" if f["bound"] is None else f"{f['bound'].mean:.5g}",
+                "–" if f["bound"] is None else at_most(f["bound"].mean),
                 _links(row, folder),
             ]
         )

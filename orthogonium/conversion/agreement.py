@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthogonium.certification.bound import kind_of_input
@@ -37,7 +36,13 @@ def agreement(before: nn.Module, after: nn.Module, shape: tuple[int, ...], chang
     if removed:
         a = a.log() if removed[-1].startswith("Softmax(") else a
         a, b = _centred(a), _centred(b)
-    return F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+    return float(torch.sum(_unit(a) * _unit(b)))
+
+
+def _unit(outputs: Tensor) -> Tensor:
+    """Of norm 1, also where the constants of many layers have left next to nothing; zeros stay zeros."""
+    outputs = outputs / outputs.abs().max().clamp_min(torch.finfo(outputs.dtype).tiny)
+    return outputs / outputs.norm().clamp_min(torch.finfo(outputs.dtype).tiny)
 
 
 def _centred(logits: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from orthogonium.certification.render import at_most
+
 
 @dataclass(frozen=True)
 class Change:
@@ -77,7 +79,9 @@ class Conversion:
     agreement: float | None = None
 
     def __str__(self) -> str:
-        known = "no Lipschitz constant is known" if math.isinf(self.bound) else f"Lipschitz constant {self.bound:.6g}"
+        known = f"Lipschitz constant at most {at_most(self.bound)}"
+        if math.isinf(self.bound):
+            known = "no Lipschitz constant is known"
         if self.agreement is not None:
             known += f", outputs agree to {self.agreement:.4f} (cosine)"
         lines = [str(self.changes), "", f"{type(self.model).__name__}: {known}."]

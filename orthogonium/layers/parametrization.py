@@ -318,8 +318,7 @@ class Constrained(nn.Module):
         Weights come from a formula where there is one: polar factors of matrices, multiples of the weight for methods
         that scale. Other kernels are fitted in the direction of the weight, with a line on stderr of what takes more
         than two seconds. Blocks with an activation inside are fitted to the activation of what the layer gives, on
-        normal inputs. A layer that is already in the set keeps its outputs (but for adaptive SOC with strides and more
-        outputs than inputs times strides, whose fit may end elsewhere). What is lost `distance_to` tells.
+        normal inputs. A layer that is already in the set keeps its outputs. What is lost `distance_to` tells.
 
         Args:
             layer: an `nn.Linear`, `nn.ConvNd` or `nn.ConvTransposeNd`, constrained or not.

@@ -69,7 +69,8 @@ def minimize(
     label: str,
 ) -> tuple[tuple[Tensor, ...], float]:
     """Parameters (float64) that make the residual small, and the distance that is left: Notes [Fit], [Last steps]."""
-    raw = [t.detach().to(torch.float64, copy=True).requires_grad_() for t in start]
+    copies = [t.detach().to(torch.float64, copy=True, memory_format=torch.contiguous_format) for t in start]
+    raw = [t.requires_grad_() for t in copies]
     optimizer = torch.optim.LBFGS(
         raw, max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
     )

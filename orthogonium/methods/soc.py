@@ -28,9 +28,11 @@ from orthogonium.errors import ParameterError
 from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
 from orthogonium.kernels.dominance import check_steps, dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
-from orthogonium.linalg import OrthoParams, random_orthogonal
+from orthogonium.linalg import OrthoParams, qr, random_orthogonal
+from orthogonium.methods.bcop.stages import inner_kernel, outer_matrix
 from orthogonium.methods.fitting import fit_kernel
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
+from orthogonium.methods.rko import polar_factor
 from orthogonium.methods.sll import smallest_scale
 
 _STEPS = 300  # of the first fit to a weight
@@ -96,13 +98,38 @@ class SkewExponentialKernel(ConvKernel):
         # The norm of the skew kernel is at most 1: near 0 there are few other minima, and of a square one, whose
         # logarithm it is, none. Channels that are left out start anywhere, since the fit does not depend on them at 0.
         skew = skew * (0.0 if self.columns == self.channels else 0.3)
-        start = (skew, *(self._middle(weight, m) for m in matrix))
+        if self.has_rko and self.columns < self.channels:
+            skew, outer = self._two_stages(weight, skew)
+            return self._unscaled(skew), outer
+        start = (skew, *(self._middle(weight) for _ in matrix))
 
         def unscaled(skew: Tensor, *matrix: Tensor) -> Tensor:
             return self._exponential(_with_skew_middle(skew), *matrix)
 
         skew, *matrix = fit_kernel(unscaled, weight, start, _STEPS, "first fit of a skew kernel")
         return self._unscaled(skew), *matrix
+
+    def _two_stages(self, weight: Tensor, skew: Tensor) -> tuple[Tensor, Tensor]:
+        """The skew taps and the strided stage: Note [Two stages] of `bcop/stages.py`.
+
+        The inner stage is known up to a rotation of its outputs, which is fitted along with the skew taps.
+        """
+        groups = weight.double().unflatten(0, (self.geometry.groups, -1))
+        inner = torch.stack([inner_kernel(x, self.channels, self.rko_size) for x in groups])  # (g, c, m, *taps)
+        # At first, the middle tap is turned into the first columns of the identity, or close to it.
+        middle = inner.flatten(3)[..., math.prod(inner.shape[3:]) // 2]
+        basis, triangle = torch.linalg.qr(middle, mode="complete")
+        sign = torch.where(triangle.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(basis.dtype)
+        turn = torch.cat((basis[..., : self.columns] * sign[:, None], basis[..., self.columns :]), 2).mT
+
+        def turned_back(skew: Tensor, turn: Tensor) -> Tensor:
+            stage = skew_exponential(_with_skew_middle(skew), self.skew_size, self.order, self.columns)
+            return torch.bmm(qr(turn).mT, stage.flatten(2)).view_as(stage)
+
+        skew, turn = fit_kernel(turned_back, inner, (skew, turn), _STEPS, "first fit of a skew kernel")
+        stages = skew_exponential(_with_skew_middle(skew), self.skew_size, self.order, self.columns)
+        outer = [outer_matrix(x, stage, self.rko_size) for x, stage in zip(groups, stages, strict=True)]
+        return skew, polar_factor(torch.stack(outer))
 
     def _unscaled(self, half: Tensor) -> Tensor:
         """Raw taps `D^½ K D^½` that are scaled to these, `D = diag(t)`; the taps themselves if there are none.
@@ -119,16 +146,12 @@ class SkewExponentialKernel(ConvKernel):
                 return raw
         return half
 
-    def _middle(self, weight: Tensor, matrix: Tensor) -> Tensor:
-        """The strided stage if the exponential were the identity: the middle taps, and others orthogonal to them."""
-        g = self.geometry
-        taps = weight.unflatten(0, (g.groups, -1))
+    def _middle(self, weight: Tensor) -> Tensor:
+        """The strided stage if the exponential were the identity: the middle taps."""
+        taps = weight.unflatten(0, (self.geometry.groups, -1))
         for axis, (n, e) in enumerate(zip(self.kernel_size, self.rko_size, strict=True), 3):
             taps = taps.narrow(axis, (n - e) // 2, e)
-        basis, _ = torch.linalg.qr(taps.flatten(2))
-        others = matrix.view(g.groups, g.group_out, -1, *self.rko_size)[:, :, self.columns :].flatten(2)
-        others = others - basis @ (basis.mT @ others)
-        return torch.cat((taps.flatten(2), others), 2)
+        return taps.flatten(2)
 
     def skew_taps(self, raw: Tensor) -> Tensor:
         """Half of the taps of the scaled skew kernel, of norm at most 1. Note [Skew kernels]."""

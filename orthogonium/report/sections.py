@@ -16,7 +16,7 @@ import torch
 import orthogonium
 from orthogonium.attacks import AttackCurve
 from orthogonium.certification import AuditReport, Certificates
-from orthogonium.certification.render import html_table, number
+from orthogonium.certification.render import at_most, html_table, number
 from orthogonium.report.choice import Samples
 from orthogonium.report.curves import survival_curve
 from orthogonium.report.gallery import gallery, sample_table
@@ -42,7 +42,7 @@ def headline(certificates: Certificates, compared: Certificates, attack: AttackC
             own = percent(compared.certified_accuracy_at(e))
             note = f"of {len(compared.labels)}: {own}, attacked {_left(attack, e)}"
         found.append((f"Certified at {radius_text(e)}", percent(accuracy), note, "plain"))
-    found.append(("Lipschitz constant ≤", f"{certificates.bound.value:.6f}", "measured by layers", "plain"))
+    found.append(("Lipschitz constant ≤", at_most(certificates.bound.value), "measured by layers", "plain"))
     if attack is not None:
         note = f"of {len(attack.distances)}, by {attack_name(attack)}"
         found.append(("Broken certificates", str(broken), note, "bad" if broken else "good"))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from orthogonium.certification import TraceError, UnboundedError, lipschitz_bound
+from orthogonium.certification.render import at_most
 from orthogonium.models import describe_model
 from orthogonium.models.origin import as_data
 from orthogonium.saving.config import Config
@@ -92,7 +93,7 @@ def card_text(model: nn.Module, config: Config, given: ModelCard | None) -> str:
 
 def _bound(model: nn.Module, config: Config) -> str:
     try:
-        return f"at most {lipschitz_bound(model, config.image_shape).value:.6g}, by `orthogonium.lipschitz_bound`"
+        return f"at most {at_most(lipschitz_bound(model, config.image_shape).value)}, by `orthogonium.lipschitz_bound`"
     except (UnboundedError, TraceError) as error:
         return f"not known: {error}"
 

@@ -10,6 +10,8 @@ from torch import nn
 
 from orthogonium import audit
 from orthogonium import layers as ol
+from orthogonium.certification import AuditReport
+from orthogonium.certification.render import at_most
 
 
 def block(channels):
@@ -107,3 +109,14 @@ def test_plain_text_without_rich(capsys, monkeypatch):
     report = audit(nn.ReLU(), (3,))
     report.show()
     assert capsys.readouterr().out.strip() == str(report)
+
+
+def test_printed_bounds_are_bounds():
+    """Rounded to the nearest number, a bound of 1.0000002 would read 1."""
+    for x in (1 + 1e-9, 1.0000002179, 0.1, 1 / 3, 7.0, 1e-300, 3.3e20, 123456.75):
+        for digits in (4, 7):
+            shown = float(at_most(x, digits))
+            assert x <= shown <= x * (1 + 10.0 ** (1 - digits))
+    assert at_most(1.0) == "1" and at_most(math.inf) == "∞" and at_most(math.nan) == ""
+    report = AuditReport("Net", (3,), 1.0000002179, ())
+    assert report.summary == "Lipschitz constant at most 1.000001."

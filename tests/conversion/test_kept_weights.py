@@ -107,3 +107,14 @@ def test_agreement_is_measured():
     seen = F.cosine_similarity(other.model(x).flatten(), plain(x).flatten(), dim=0)
     assert other.agreement < 0.99 and abs(other.agreement - seen) < 0.2
     assert convert(plain, (1, 4, 4)).agreement is None
+
+
+def test_agreement_of_outputs_next_to_nothing():
+    """Constants of many layers multiply: what is left of the outputs may be far below 1, but not another function."""
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)]
+    plain = nn.Sequential(*blocks, nn.Linear(8, 3)).double()
+    for factor in (1e-30, 1e-200):
+        with torch.no_grad():
+            plain[-1].weight.mul_(factor)
+            plain[-1].bias.mul_(factor)
+        assert convert(plain, (8,), "aol", weights="keep").agreement == pytest.approx(1, abs=1e-6)

@@ -15,14 +15,11 @@ from orthogonium.reparametrizers import CAYLEY_ORTHO_PARAMS, EXP_ORTHO_PARAMS
 from tests.contracts.table import LAYERS
 from tests.oracle import singular_values
 
-# Of strided skew kernels with more outputs than inputs times strides, channels are left out that the strided stage
-# sees: fits end in other minima.
-OTHER_MINIMA = {"SOC-strided-columns"}
 OWN = ("ortho_params", "niter", "order", "rank", "image_size")
 
 
 @pytest.mark.filterwarnings("ignore::orthogonium.errors.GuaranteeWarning")
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in OTHER_MINIMA])
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_plain_layer_of_the_set_keeps_its_outputs(name, dtype):
     case = LAYERS[name]
@@ -46,6 +43,8 @@ def test_square_skew_kernels_are_recovered(channels):
 FITTED = {
     "SOC": (layers.AdaptiveSOCConv2d, (6, 4, 3), {}),
     "SOC strided": (layers.AdaptiveSOCConv2d, (4, 6, 3), {"stride": 2}),
+    "SOC strided, more outputs": (layers.AdaptiveSOCConv2d, (2, 12, 3), {"stride": 2}),
+    "SOC strided, more outputs, groups": (layers.AdaptiveSOCConv2d, (2, 16, 3), {"stride": 2, "groups": 2}),
     "BRO": (layers.BROConv2d, (4, 4, 3), {"image_size": 6}),
     "BRO strided": (layers.BROConv2d, (2, 6, 3), {"stride": 2, "image_size": 8}),
 }
