@@ -173,7 +173,7 @@ def _show(found: Comparison) -> None:
     from orthogonium.report.sections import radius_text
 
     eps = [radius_text(e) for e in found.plan.recipe.eps]
-    columns = ["contestant", "params", "ms/step", "MB", "clean"]
+    columns = ["method", "params", "ms/step", "MB", "clean"]
     columns += [*(f"cert. {e}" for e in eps), *(f"att. {e}" for e in eps)]
     rows, remarks = [], []
     for row in found.rows:
@@ -190,6 +190,6 @@ def _show(found: Comparison) -> None:
     print_table(f"{found.plan.recipe.model} on {found.plan.recipe.data}, {found.plan.budget} each", columns, rows)
     inputs = next((result.attacked_inputs for row in found.rows for result in row.results if result.attacked_inputs), 0)
     if inputs:
-        print(f"Attacked (att.) are {inputs} test inputs; certified (cert.) counts all of them.")
+        print(f"Attacked (att.): {inputs} test inputs, evenly spread. Certified (cert.): all test inputs.")
     for remark in remarks:
         print(remark)

@@ -77,7 +77,7 @@ class Plan:
     def budget(self) -> str:
         """What each run may spend, in words."""
         recipe = self.recipe
-        spans = [f"{recipe.epochs} epochs"] if recipe.epochs is not None else []
+        spans = [f"{recipe.epochs} epoch{'' if recipe.epochs == 1 else 's'}"] if recipe.epochs is not None else []
         if recipe.minutes is not None:
             spans.append(f"{60 * recipe.minutes:.3g} seconds" if recipe.minutes < 1 else f"{recipe.minutes:g} minutes")
         return " or ".join(spans)

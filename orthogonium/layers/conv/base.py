@@ -232,7 +232,8 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
 def warn_depthwise(name: str, geometry: ConvGeometry) -> None:
     """Say that a layer with one channel per group has next to nothing to learn."""
     warn(
-        f"{name}: with one channel per group ({geometry.groups} groups, kernel {geometry.kernel_size}), the only "
-        "orthogonal kernels are shifts: this layer has no trainable weight. Use AdaptiveSOCConv, or fewer groups.",
+        f"{name}: with one channel per group, the only orthogonal kernels are shifts ({geometry.groups} groups, kernel "
+        f"{geometry.kernel_size}): this layer has no trainable weight. Use AdaptiveSOCConv{geometry.dims}d, or fewer "
+        "groups.",
         GuaranteeWarning,
     )
