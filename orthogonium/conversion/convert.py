@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orthogonium.certification import lipschitz_bound
 from orthogonium.certification.bound import kind_of_input, sample_shape
@@ -17,6 +17,7 @@ from orthogonium.certification.failures import RefutedError, TraceError, Unbound
 from orthogonium.conversion.agreement import agreement
 from orthogonium.conversion.constant import with_constant
 from orthogonium.conversion.constrained import Settings
+from orthogonium.conversion.flags import take_over_flags
 from orthogonium.conversion.graph import Converter
 from orthogonium.conversion.loose import convert_modules
 from orthogonium.conversion.result import Changes, Conversion, Refusal
@@ -78,23 +79,22 @@ def convert(
     keep = weights == "keep"
     kind = activation or ("keep" if keep else "maxmin")
     settings = Settings(method, keep, kind, padding_mode, learnable, steps, options)
-    training = model.training
     copy = deepcopy(model).eval()
+    held: set[Tensor] = set(copy.parameters())
     graph, reason = traced(copy)
     if graph is None and keep:
         raise ParameterError(f"weights='keep' needs the graph of the network. {reason}")
     if graph is None:
         changes, refused = convert_modules(copy, shape, settings)
         refused = [Refusal("(forward)", type(model).__name__, f"{reason} Modules were replaced one by one."), *refused]
-        new: nn.Module = copy
+        network: nn.Module = copy
     else:
         dtype, device = kind_of_input(copy)
         shapes_of(graph, torch.zeros(2, *shape, dtype=dtype, device=device))
         converter = Converter(graph, settings)
-        new = converter.run()
+        network = converter.run()
         changes, refused = converter.changes, converter.refused
-    if lipschitz != 1:
-        new = with_constant(new, lipschitz, keep)
+    new = network if lipschitz == 1 else with_constant(network, lipschitz, keep)
     refused += _lost(model)
     bound = _bound(new.eval(), shape, refused)
     head = None if graph is None else converter.head()
@@ -102,21 +102,9 @@ def convert(
         head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
         bound = _bound(new, shape, refused)
     agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else None
-    _take_over_flags(model, new.train(training))
+    new.train(model.training)
+    take_over_flags(model, network, held)
     return Conversion(new, Changes(changes), tuple(refused), bound, agrees)
-
-
-def _take_over_flags(model: nn.Module, new: nn.Module) -> None:
-    """What was frozen, or in another mode than the whole, is so again."""
-    replaced = dict(new.named_modules())
-    for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if name not in replaced:
-            continue
-        if own and not any(p.requires_grad for p in own):
-            replaced[name].requires_grad_(False)
-        if module.training != model.training:
-            replaced[name].train(module.training)
 
 
 def _lost(model: nn.Module) -> list[Refusal]:
