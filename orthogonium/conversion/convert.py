@@ -55,7 +55,7 @@ def convert(
         method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" takes its place.
         weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones,
             with biases, means and gates in the units that this implies, so that the network starts near the one it was:
-            how near is measured (`agreement` of the result).
+            how near is measured (`agreement` and `same_class` of the result).
         activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their
             constant where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
         padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
@@ -101,10 +101,10 @@ def convert(
     if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
         head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
         bound = _bound(new, shape, refused)
-    agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else None
+    agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else (None, None)
     new.train(model.training)
     take_over_flags(model, network, held)
-    return Conversion(new, Changes(changes), tuple(refused), bound, agrees)
+    return Conversion(new, Changes(changes), tuple(refused), bound, *agrees)
 
 
 def _lost(model: nn.Module) -> list[Refusal]:

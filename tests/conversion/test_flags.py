@@ -1,4 +1,4 @@
-"""`convert`: what was frozen stays frozen, and every module keeps its mode; nothing else is frozen or changes its mode."""
+"""`convert`: what was frozen stays so, and nothing else is; every module keeps its mode."""
 
 import pytest
 import torch
