@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx, nn
 
 from orthogonium.layers.parametrization import Constrained
-from orthogonium.layers.scale import Scale
+from orthogonium.layers.scale import Scale, multiply_constants, parts
 
 
 def with_constant(network: nn.Module, lipschitz: float, keep: bool) -> nn.Module:
@@ -18,27 +16,29 @@ def with_constant(network: nn.Module, lipschitz: float, keep: bool) -> nn.Module
     layers = [] if keep or not isinstance(network, fx.GraphModule) else series(network)
     if not layers:
         return nn.Sequential(network, Scale(lipschitz))
-    for layer in dict.fromkeys(layers):  # one that is applied twice counts twice, and is scaled once
-        layer.lipschitz *= lipschitz ** (1 / len(layers))
+    multiply_constants(layers, lipschitz)
     return network
 
 
-def series(network: fx.GraphModule) -> list[Any]:
+def series(network: fx.GraphModule) -> list[Constrained]:
     """The constrained layers through which everything passes, once for each call: their constants multiply.
 
-    A node is passed by everything if no value from before it is used after it.
+    A node is passed by everything if no value from before it is used after it. Layers that are also called beside such
+    a value, or inside of another module, are left out.
     """
     place = {node: i for i, node in enumerate(network.graph.nodes)}
     values: set[fx.Node] = set()
-    open_until, found, beside = -1, [], set()  # the last place at which a value from before is used
+    open_until, found, beside = -1, [], set[nn.Module]()  # the last place at which a value from before is used
     for node, i in place.items():
         if node.op != "placeholder" and not any(source in values for source in node.all_input_nodes):
             continue
         values.add(node)
-        layer = network.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(layer, Constrained):
-            found.append(layer)
-            if open_until > i:
-                beside.add(layer)
+        if node.op == "call_module":
+            layer = network.get_submodule(str(node.target))
+            beside |= parts(layer)
+            if isinstance(layer, Constrained):
+                found.append(layer)
+                if open_until > i:
+                    beside.add(layer)
         open_until = max([open_until, *(place[user] for user in node.users)])
     return [layer for layer in found if layer not in beside]

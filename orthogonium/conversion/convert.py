@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orthogonium.certification import lipschitz_bound
 from orthogonium.certification.bound import kind_of_input, sample_shape
@@ -17,6 +17,7 @@ from orthogonium.certification.failures import RefutedError, TraceError, Unbound
 from orthogonium.conversion.agreement import agreement
 from orthogonium.conversion.constant import with_constant
 from orthogonium.conversion.constrained import Settings
+from orthogonium.conversion.flags import take_over_flags
 from orthogonium.conversion.graph import Converter
 from orthogonium.conversion.loose import convert_modules
 from orthogonium.conversion.result import Changes, Conversion, Refusal
@@ -54,7 +55,7 @@ def convert(
         method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" takes its place.
         weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones,
             with biases, means and gates in the units that this implies, so that the network starts near the one it was:
-            how near is measured (`agreement` of the result).
+            how near is measured (`agreement` and `same_class` of the result).
         activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their
             constant where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
         padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
@@ -78,45 +79,32 @@ def convert(
     keep = weights == "keep"
     kind = activation or ("keep" if keep else "maxmin")
     settings = Settings(method, keep, kind, padding_mode, learnable, steps, options)
-    training = model.training
     copy = deepcopy(model).eval()
+    held: set[Tensor] = set(copy.parameters())
     graph, reason = traced(copy)
     if graph is None and keep:
         raise ParameterError(f"weights='keep' needs the graph of the network. {reason}")
     if graph is None:
         changes, refused = convert_modules(copy, shape, settings)
         refused = [Refusal("(forward)", type(model).__name__, f"{reason} Modules were replaced one by one."), *refused]
-        new: nn.Module = copy
+        network: nn.Module = copy
     else:
         dtype, device = kind_of_input(copy)
         shapes_of(graph, torch.zeros(2, *shape, dtype=dtype, device=device))
         converter = Converter(graph, settings)
-        new = converter.run()
+        network = converter.run()
         changes, refused = converter.changes, converter.refused
-    if lipschitz != 1:
-        new = with_constant(new, lipschitz, keep)
+    new = network if lipschitz == 1 else with_constant(network, lipschitz, keep)
     refused += _lost(model)
     bound = _bound(new.eval(), shape, refused)
     head = None if graph is None else converter.head()
     if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
         head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
         bound = _bound(new, shape, refused)
-    agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else None
-    _take_over_flags(model, new.train(training))
-    return Conversion(new, Changes(changes), tuple(refused), bound, agrees)
-
-
-def _take_over_flags(model: nn.Module, new: nn.Module) -> None:
-    """What was frozen, or in another mode than the whole, is so again."""
-    replaced = dict(new.named_modules())
-    for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if name not in replaced:
-            continue
-        if own and not any(p.requires_grad for p in own):
-            replaced[name].requires_grad_(False)
-        if module.training != model.training:
-            replaced[name].train(module.training)
+    agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else (None, None)
+    new.train(model.training)
+    take_over_flags(model, network, held)
+    return Conversion(new, Changes(changes), tuple(refused), bound, *agrees)
 
 
 def _lost(model: nn.Module) -> list[Refusal]:

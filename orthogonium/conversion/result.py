@@ -68,8 +68,12 @@ class Conversion:
         changes: every module and operation that was replaced; print it.
         refused: what could not be converted, and why; empty if everything was.
         bound: Lipschitz constant of the new network by `orthogonium.lipschitz_bound` in eval mode, ∞ if there is none.
-        agreement: with kept weights, the cosine of the outputs of the new network and of the old one on normal inputs:
-            1 if they agree up to a factor. None with new weights.
+        agreement: with kept weights, the cosine between what the outputs of the new network and of the old one make of
+            normal inputs, beyond the mean of the old ones: 1 if they agree up to a factor (where a softmax was taken
+            off, logits are compared, up to a constant for each sample). None with new weights.
+        same_class: with kept weights, the share of these inputs that both networks give the same class, the largest
+            output. None with new weights, and where outputs are no logits: neither of shape (batch, classes) nor those
+            of a softmax.
     """
 
     model: nn.Module
@@ -77,6 +81,7 @@ class Conversion:
     refused: tuple[Refusal, ...]
     bound: float
     agreement: float | None = None
+    same_class: float | None = None
 
     def __str__(self) -> str:
         known = f"Lipschitz constant at most {at_most(self.bound)}"
@@ -84,6 +89,8 @@ class Conversion:
             known = "no Lipschitz constant is known"
         if self.agreement is not None:
             known += f", outputs agree to {self.agreement:.4f} (cosine)"
+        if self.same_class is not None:
+            known += f", {self.same_class:.1%} of normal inputs have the class they had"
         lines = [str(self.changes), "", f"{type(self.model).__name__}: {known}."]
         return "\n".join([*lines, *(f"⚠ not converted: {refusal}" for refusal in self.refused)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -102,31 +103,54 @@ def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
 
     The chain is what the network consists of where it is an `nn.Sequential`, of others, to any depth. All of its n
     constrained layers get the factor `lipschitz^(1/n)`, so that numbers on the way grow or shrink evenly. Layers inside
-    of wrappers (residual ones, for which constants do not simply multiply) keep theirs.
+    of wrappers (residual ones, for which constants do not simply multiply) keep theirs, also where they are part of the
+    chain, too. So do plain layers: a network with an `nn.Linear` of norm 7.5 had the constant 7.5 before, and has
+    `7.5 · lipschitz` then (`orthogonium.lipschitz_bound` tells it).
 
-    >>> from orthogonium.layers import MaxMin, OrthoLinear
-    >>> model = spread_constant(nn.Sequential(OrthoLinear(4, 4), MaxMin(), OrthoLinear(4, 4)), 9.0)
+    For a module that is no `nn.Sequential` there is `nn.Sequential(module, Scale(lipschitz))`.
+
+    >>> from orthogonium.layers import MaxMin, OrthoLinear, spread_constant
+    >>> model = spread_constant(nn.Sequential(OrthoLinear(4, 4), MaxMin(), OrthoLinear(4, 4)), 0.5)
     >>> [round(layer.lipschitz, 6) for layer in (model[0], model[2])]
-    [3.0, 3.0]
+    [0.707107, 0.707107]
     """
     lipschitz = check_constant(lipschitz, "spread_constant")
-    layers = _chain(model)
     if lipschitz == 1:
         return model
+    layers = _chain(model)
     if not layers:
         raise ParameterError(
-            f"{type(model).__name__} is no chain (nn.Sequential) with constrained layers, so that there is nothing to "
-            f"give the constant {lipschitz:.6g} to. Put a `Scale({lipschitz:.6g})` before or after it."
+            f"{type(model).__name__} is no chain (nn.Sequential) with constrained layers that are nowhere else in it, "
+            f"so that there is nothing to give the constant {lipschitz:.6g} to. Put a `Scale({lipschitz:.6g})` before "
+            "or after it: `nn.Sequential(module, Scale(…))`."
         )
-    share = lipschitz ** (1 / len(layers))
-    for layer in dict.fromkeys(layers):  # one that is applied twice counts twice, and is scaled once
-        layer.lipschitz *= share
+    multiply_constants(layers, lipschitz)
     return model
 
 
-def _chain(module: nn.Module) -> list[Constrained]:
-    if isinstance(module, Constrained):
-        return [module]
+def multiply_constants(passed: Sequence[Constrained], lipschitz: float) -> None:
+    """An equal share of the factor for each of the layers through which everything passes, one entry for each call."""
+    share = lipschitz ** (1 / len(passed))
+    for layer in dict.fromkeys(passed):  # one that is applied twice counts twice, and is scaled once
+        layer.lipschitz *= share
+
+
+def parts(module: nn.Module) -> set[nn.Module]:
+    """What is inside of a module: its constants need not multiply that of the whole."""
+    return set(module.modules()) - {module}
+
+
+def _chain(model: nn.Module) -> list[Constrained]:
+    """The constrained layers of a chain, once for each call, without those that are also part of something else."""
+    links = list(_links(model))
+    beside = set[nn.Module]().union(*map(parts, links))
+    return [link for link in links if isinstance(link, Constrained) and link not in beside]
+
+
+def _links(module: nn.Module) -> Iterator[nn.Module]:
+    """What a chain of chains applies in turn."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
-        return []
-    return [layer for child in module for layer in _chain(child)]
+        yield module
+        return
+    for child in module:
+        yield from _links(child)

@@ -132,13 +132,3 @@ def test_other_dimensions(dims):
     plain = nn.Sequential(conv(2, 4, 3, padding=1), norm(4), nn.ReLU(), pool(3, 1, 1), transpose(4, 2, 2, stride=2))
     found = convert(plain, (2, *(6,) * dims))
     assert found.bound <= 1 + 1e-4 and len(found.changes) == 5
-
-
-def test_frozen_layers_and_their_modes_stay_so():
-    plain = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    plain[0].requires_grad_(False)
-    plain[1].eval()
-    model = convert(plain, (2, 4, 4)).model
-    assert not any(p.requires_grad for p in model.get_submodule("0").parameters())
-    assert all(p.requires_grad for p in model.get_submodule("4").parameters())
-    assert model.training and not model.get_submodule("1").training and model.get_submodule("4").training

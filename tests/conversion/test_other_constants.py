@@ -6,7 +6,7 @@ from torch import nn
 
 import orthogonium
 from orthogonium import convert
-from orthogonium.layers import OrthoLinear
+from orthogonium.layers import AdditiveResidual, MaxMin, OrthoLinear, SDPBasedLipschitzDense
 from orthogonium.testing import assert_certificate
 from tests.conversion.networks import MLP, ResNet18
 
@@ -47,6 +47,14 @@ def test_constants_are_spread_over_what_everything_passes():
     assert own == pytest.approx({"first": 3, "left": 1, "right": 1, "twice": 3, "mixed": 1}, rel=1e-3)
     branches = convert(ResNet18(width=4), (3, 32, 32), lipschitz=0.2)
     assert 0.1 < branches.bound <= 0.2 * (1 + 1e-4) and branches.model.fc.lipschitz < 1
+
+
+def test_layers_that_are_inside_of_others_too_keep_their_constants():
+    shared = SDPBasedLipschitzDense(6, 6, 8)  # which stays as it is
+    plain = nn.Sequential(shared, AdditiveResidual(nn.Sequential(shared, MaxMin())), nn.Linear(6, 6))
+    found = convert(plain, (6,), lipschitz=9.0)
+    assert found.bound == pytest.approx(9, rel=1e-3)
+    assert found.model.get_submodule("0").lipschitz == 1
 
 
 @pytest.mark.parametrize("lipschitz", [0.3, 7.0])

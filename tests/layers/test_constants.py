@@ -13,6 +13,7 @@ import orthogonium
 from orthogonium.errors import ConstraintError, ParameterError
 from orthogonium.layers import (
     AdaptiveOrthoConv2d,
+    AdditiveResidual,
     LipschitzConv2d,
     LipschitzConvTranspose1d,
     LipschitzLinear,
@@ -240,6 +241,32 @@ def test_each_layer_of_a_chain_gets_its_share():
     assert spread_constant(model, 1.0)[1].lipschitz == 4.0
     with pytest.raises(ParameterError, match="Scale"):
         spread_constant(nn.Sequential(nn.Linear(2, 2)), 2.0)
+
+
+@pytest.mark.parametrize("lipschitz", [0.5, 9.0])
+def test_layers_of_a_chain_that_are_elsewhere_too_are_left_out(lipschitz):
+    """Inside of a residual block constants do not multiply; what undoes a layer undoes its constant."""
+    shared, own = OrthoLinear(4, 4), OrthoLinear(4, 4)
+    model = nn.Sequential(shared, MaxMin(), AdditiveResidual(nn.Sequential(shared, MaxMin())), own).eval()
+    before = orthogonium.lipschitz_bound(model, (4,)).value
+    spread_constant(model, lipschitz)
+    assert [shared.lipschitz, own.lipschitz] == [1.0, lipschitz]
+    assert orthogonium.lipschitz_bound(model, (4,)).value == pytest.approx(before * lipschitz, rel=1e-4)
+    undone = nn.Sequential(shared, shared.inverse(), own)
+    spread_constant(undone, 1 / lipschitz)
+    assert [shared.lipschitz, own.lipschitz] == [1.0, 1.0]
+    for nothing_left in (nn.Sequential(shared, AdditiveResidual(shared)), nn.Sequential(shared, shared.inverse())):
+        with pytest.raises(ParameterError, match="nowhere else"):
+            spread_constant(nothing_left, lipschitz)
+
+
+def test_plain_layers_of_a_chain_keep_their_constants():
+    plain = nn.Linear(4, 4)
+    nn.init.orthogonal_(plain.weight, gain=7.5)
+    model = nn.Sequential(plain, OrthoLinear(4, 4)).eval()
+    for factor, bound in ((0.5, 3.75), (4.0, 15.0)):
+        spread_constant(model, factor)
+        assert orthogonium.lipschitz_bound(model, (4,)).value == pytest.approx(bound, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", ["aoc", "aol", "spectral"])
