@@ -172,13 +172,14 @@ def test_the_distance_of_a_grown_kernel_is_that_of_the_operators(transposed, str
     compared = 0
     for kernel in (1, 2, 3, 4, 5):
         for padding in (0, 1, 2, *([] if transposed else ["valid"]), *([] if transposed or stride > 1 else ["same"])):
-            kind = {"bias": False, "dtype": torch.float64}
-            plain = torch_cls(4, 4, kernel, stride, padding, dilation=dilation, **kind)
+            kind = {"dilation": dilation, "bias": False, "dtype": torch.float64, "padding_mode": "zeros"}
+            plain = torch_cls(4, 4, kernel, stride, padding, **kind)
             try:
-                made = cls.from_torch(plain, steps=0)
+                made = cls(4, 4, kernel, stride, padding, padding_to="kernel", **kind)
+                said = made.distance_to(plain)
             except GeometryError:
                 continue
-            assert made.distance_to(plain) == pytest.approx(seen_distance(made, plain), rel=1e-9), (kernel, padding)
+            assert said == pytest.approx(seen_distance(made, plain), rel=1e-9), (kernel, padding)
             compared += 1
     assert compared >= 6
 
