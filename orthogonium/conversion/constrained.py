@@ -11,16 +11,18 @@ output and to what the layers of the set cannot say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils import parametrize
 
 from orthogonium.errors import GeometryError, OrthogoniumError, ParameterError
 from orthogonium.layers.from_torch import like, scale_of
 from orthogonium.layers.lipschitz import layer_class
+from orthogonium.layers.parametrization import Constrained
 from orthogonium.methods import METHODS, Method
 from orthogonium.methods.registry import Layer
 
@@ -49,6 +51,11 @@ class Made:
     note: str = ""
     distance: float | None = None
     activated: bool = False  # whether the activation behind it is inside
+
+
+def is_constrained(module: nn.Module) -> bool:
+    """Whether it is a layer of this library whose weight stays in its set; it was not made plain since."""
+    return isinstance(module, Constrained) and parametrize.is_parametrized(module, "weight")
 
 
 def _layer_of(method: Method, layer: Any) -> Layer | None:
@@ -119,6 +126,8 @@ def _options(method: Method, layer: Any, settings: Settings, activation: nn.Modu
     if not isinstance(layer, nn.Linear):
         mode = settings.padding_mode or ("zeros" if layer.padding_mode == "zeros" else "circular")
         options["padding_mode"] = mode
+    if isinstance(layer, Constrained):
+        options.setdefault("lipschitz", 1.0)  # not that of the layer
     return options
 
 
@@ -133,29 +142,74 @@ def _keeps_sizes(made: nn.Module, layer: Any, sizes: tuple[tuple[int, ...], tupl
 def _feasible(
     layer: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """The layer; then, if it strides beyond its kernel, the smallest size for which an orthogonal one always exists."""
+    """The layer; then, if it strides beyond its kernel, with the smallest sizes for which orthogonal ones always exist.
+
+    Taps stay on their pixels: tap t of a dilated kernel is the tap `d·t` of one without dilation. Windows begin where
+    they did: those of "same", which gives `⌈size / stride⌉` outputs for images of every size, if they begin there with
+    the smallest kernel; those of the padding of the layer, if that gives as many outputs; else those of "same", with a
+    kernel that is large enough to reach all taps.
+    """
     yield layer, {}, ""
-    if isinstance(layer, nn.Linear) or layer.transposed or isinstance(layer.padding, str):
+    if isinstance(layer, nn.Linear) or layer.transposed or layer.padding == "same":
         return
-    size = tuple(max(k, s) for k, s in zip(layer.kernel_size, layer.stride, strict=True))
-    if size == tuple(layer.kernel_size) or outputs != tuple(
-        -(-n // s) for n, s in zip(inputs, layer.stride, strict=True)
-    ):
+    kernel, stride, dilation = tuple(layer.kernel_size), tuple(layer.stride), tuple(layer.dilation)
+    if all(k >= s for k, s in zip(kernel, stride, strict=True)):
         return
-    larger = type(layer)(
-        layer.in_channels, layer.out_channels, size, layer.stride, 0, 1, layer.groups, layer.bias is not None,
+    padding = (0,) * len(kernel) if layer.padding == "valid" else tuple(layer.padding)
+    axes = [_Axis(*axis) for axis in zip(kernel, stride, dilation, padding, strict=True)]
+    note = f"no orthogonal kernel {kernel} strides by {stride} to more channels: kernel {{}}, taps on the same pixels"
+    if set(dilation) != {1}:
+        note += f", zeros between them instead of dilation {dilation}"
+    smallest, reaching = tuple(a.smallest for a in axes), tuple(a.reaching for a in axes)
+    as_before = tuple((n + 2 * a.padding - a.smallest) // a.stride + 1 for n, a in zip(inputs, axes, strict=True))
+    if smallest != reaching and as_before == outputs:
+        yield _enlarged(layer, smallest, padding, padding), {}, note.format(smallest)
+    if outputs == tuple(-(-n // s) for n, s in zip(inputs, stride, strict=True)):
+        left = tuple(a.left_of_same(k) for a, k in zip(axes, reaching, strict=True))
+        yield _enlarged(layer, reaching, padding, left), {"padding": "same"}, note.format(reaching)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis of a strided convolution, of which tap t meets the pixel `dilation·t − padding` of a window."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    padding: int
+
+    @property
+    def smallest(self) -> int:
+        """The size without dilation, and no less than the stride."""
+        return max(self.dilation * (self.kernel - 1) + 1, self.stride)
+
+    def left_of_same(self, size: int) -> int:
+        """Where windows of "same" begin, for a kernel of this size: Note [Padding amounts] of `conv/padding.py`."""
+        return (size - self.stride) // 2
+
+    @property
+    def reaching(self) -> int:
+        """The smallest size whose windows, of "same", have a pixel for each tap."""
+        last = self.dilation * (self.kernel - 1) - self.padding
+        sizes = (k for k in count(self.smallest) if self.padding <= self.left_of_same(k) < k - last)
+        return next(sizes)
+
+
+def _enlarged(layer: Any, size: tuple[int, ...], padding: tuple[int, ...], left: tuple[int, ...]) -> Any:
+    """A plain layer with the taps of this one amid zeros, on the same pixels of windows that begin `left` before."""
+    plain: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(size) - 1]
+    larger = plain(
+        layer.in_channels, layer.out_channels, size, layer.stride, left, 1, layer.groups, layer.bias is not None,
         device=layer.weight.device, dtype=layer.weight.dtype,
     )  # fmt: skip
+    axes = zip(layer.kernel_size, layer.dilation, padding, left, strict=True)
+    taps = [slice(b - p, b - p + d * (k - 1) + 1, d) for k, d, p, b in axes]
+    window = (slice(None), slice(None), *taps)
     with torch.no_grad():
-        larger.weight.zero_()
-        window = larger.weight
-        for axis, k in enumerate(layer.kernel_size, 2):
-            window = window.narrow(axis, 0, k)
-        window.copy_(layer.weight)
+        larger.weight.zero_()[window] = layer.weight
         if layer.bias is not None:
             larger.bias.copy_(layer.bias)
-    note = f"no orthogonal kernel {tuple(layer.kernel_size)} strides by {tuple(layer.stride)} to more channels"
-    yield larger, {"padding": "same"}, f"{note}: kernel {size}"
+    return larger
 
 
 def _make(cls: Any, plain: Any, options: Mapping[str, Any], settings: Settings) -> Made:
@@ -167,31 +221,3 @@ def _make(cls: Any, plain: Any, options: Mapping[str, Any], settings: Settings) 
     scale = scale_of(made, plain)
     distance = made.distance_to(plain, up_to_scale=True)
     return Made(made, scale if scale > 0 else 1.0, distance=distance)
-
-
-# ── normalization ──
-
-
-def channel_scale(norm: Any) -> Tensor:
-    """By what batch normalization multiplies each channel, in eval."""
-    if norm.running_var is None:
-        scale = torch.ones(norm.num_features)
-    else:
-        scale = (norm.running_var.detach() + norm.eps).rsqrt()
-    return scale if norm.weight is None else scale * norm.weight.detach()
-
-
-def folded(layer: Any, norm: Any) -> Any:
-    """A copy of the layer with the scale of the normalization behind it in its weight, and no bias."""
-    copy = deepcopy(layer)
-    scale = channel_scale(norm).to(copy.weight)
-    with torch.no_grad():
-        if isinstance(layer, nn.modules.conv._ConvNd) and layer.transposed:
-            grouped = copy.weight.unflatten(0, (layer.groups, -1))  # (g, in/g, out/g, *k)
-            factor = scale.view(layer.groups, 1, -1, *[1] * (copy.weight.dim() - 2))
-            copy.weight.copy_((grouped * factor).flatten(0, 1))
-        else:
-            copy.weight.mul_(scale.view(-1, *[1] * (copy.weight.dim() - 1)))
-        if copy.bias is not None:
-            copy.bias.zero_()
-    return copy

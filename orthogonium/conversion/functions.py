@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
+
+from orthogonium.conversion.tracing import shape_of
 
 # function or name of a method → module, and the names of the arguments behind the input
 _Entry = tuple[Callable[..., nn.Module], tuple[str, ...]]
@@ -42,8 +45,8 @@ FUNCTIONS: dict[Any, _Entry] = {
     F.adaptive_avg_pool2d: (nn.AdaptiveAvgPool2d, ("output_size",)),
     F.adaptive_avg_pool3d: (nn.AdaptiveAvgPool3d, ("output_size",)),
 }
-SUMS = {operator.add: 1, operator.iadd: 1, torch.add: 1, "add": 1, "add_": 1}
-SUMS |= {operator.sub: -1, operator.isub: -1, torch.sub: -1, "sub": -1, "sub_": -1}
+SUMS = {operator.add: 1, torch.add: 1, "add": 1, "add_": 1}
+SUMS |= {operator.sub: -1, torch.sub: -1, "sub": -1, "sub_": -1}
 CONCATENATIONS = {torch.cat, torch.concat, torch.concatenate}
 # They move entries, or tell sizes: no distance grows.
 MOVEMENT = {
@@ -55,13 +58,94 @@ MOVEMENT = {
 }  # fmt: skip
 
 
+_AUGMENTED: dict[Any, Callable[..., Any]] = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv, operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
+    operator.ipow: operator.pow,
+}  # fmt: skip
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other"}
+
+
+def normalize(node: fx.Node) -> None:
+    """Arguments of the functions above by position, under the names of torch instead of those of numpy.
+
+    `y += z` becomes `y = y + z`: only its result is read.
+    """
+    order: tuple[str, ...]
+    if node.op not in ("call_function", "call_method"):
+        return
+    node.target = _AUGMENTED.get(node.target, node.target)
+    if node.target in FUNCTIONS:
+        order = ("input", *FUNCTIONS[node.target][1])
+    elif node.target in SUMS:
+        order = ("input", "other")
+    elif node.target in CONCATENATIONS:
+        order = ("tensors", "dim")
+    else:
+        return
+    named = {_ALIASES.get(name, name): value for name, value in node.kwargs.items()}
+    args = list(node.args)
+    for name in order[len(args) :]:
+        if name not in named:
+            break
+        args.append(named.pop(name))
+    node.args, node.kwargs = tuple(args), named
+
+
 def as_module(node: fx.Node) -> nn.Module | None:
     """The module that does what this call does to its one tensor, if there is one."""
     if node.op not in ("call_function", "call_method") or node.target not in FUNCTIONS:
         return None
     make, names = FUNCTIONS[node.target]
     arguments = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
-    arguments = {k: v for k, v in arguments.items() if k not in _IGNORED and k != "input"}
+    arguments = {k: v for k, v in arguments.items() if k not in _IGNORED}
     if any(isinstance(value, fx.Node) for value in arguments.values()) or not arguments.keys() <= set(names):
         return None
     return make(**{k: v for k, v in arguments.items() if v is not None or k == "dim"})
+
+
+def picks_entries(node: fx.Node) -> bool:
+    """Whether it indexes by lists or tensors, which may name an entry more than once, and so expand."""
+    if node.target is not operator.getitem:
+        return False
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return any(isinstance(i, list | Tensor) or isinstance(i, fx.Node) and shape_of(i) is not None for i in index)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a tensor goes among the arguments of a call: the input, or a buffer of this name."""
+
+    buffer: str | None = None
+
+
+class Call(nn.Module):
+    """A function or method of a node, as a module of the one value among its arguments; others are `constants`."""
+
+    def __init__(self, node: fx.Node, constants: Mapping[fx.Node, Tensor]) -> None:
+        super().__init__()
+        self.op, self.fn = node.op, node.target
+        slots: dict[Any, _Slot] = {}
+        for i, (constant, value) in enumerate(constants.items()):
+            self.register_buffer(f"constant{i}", value, persistent=False)
+            slots[constant] = _Slot(f"constant{i}")
+
+        def slot(value: Any) -> Any:
+            return slots.get(value, _Slot()) if isinstance(value, fx.Node) else value
+
+        arguments: Any = (node.args, node.kwargs)
+        self.rest, self.keywords = fx.node.map_aggregate(arguments, slot)
+
+    def forward(self, x: Tensor) -> Any:
+        """The call."""
+
+        def fill(value: Any) -> Any:
+            if not isinstance(value, _Slot):
+                return value
+            return x if value.buffer is None else getattr(self, value.buffer)
+
+        arguments, keywords = fx.node.map_aggregate((self.rest, self.keywords), fill)
+        if self.op == "call_method":
+            return getattr(arguments[0], str(self.fn))(*arguments[1:], **keywords)
+        fn: Callable[..., Any] = self.fn  # type: ignore[assignment]
+        return fn(*arguments, **keywords)

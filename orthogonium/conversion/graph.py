@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from orthogonium.conversion.constrained import Settings, channel_scale, constrained, folded
-from orthogonium.conversion.functions import CONCATENATIONS, MOVEMENT, SUMS, as_module
+from orthogonium.conversion.constrained import Settings, constrained, is_constrained
+from orthogonium.conversion.edits import Edits, attribute_of, name_of
+from orthogonium.conversion.functions import CONCATENATIONS, MOVEMENT, SUMS, Call, as_module, normalize, picks_entries
 from orthogonium.conversion.modules import (
     BATCH_NORM,
     RELU_LIKE,
@@ -20,7 +20,8 @@ from orthogonium.conversion.modules import (
     is_homogeneous,
     replace,
 )
-from orthogonium.conversion.result import Change, Refusal, describe
+from orthogonium.conversion.normalization import WITHOUT_DIVISION, centering, folded, kept_centering
+from orthogonium.conversion.result import Change, describe
 from orthogonium.conversion.scaled import Scaled
 from orthogonium.conversion.tracing import shape_of
 from orthogonium.errors import OrthogoniumError
@@ -32,14 +33,12 @@ from orthogonium.methods import METHODS
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
 
 
-class Converter:
+class Converter(Edits):
     """Converts a graph in place."""
 
     def __init__(self, model: fx.GraphModule, settings: Settings) -> None:
-        self.model, self.settings = model, settings
-        self.changes: list[Change] = []
-        self.refused: list[Refusal] = []
-        self.units: dict[fx.Node, float] = {}  # of every value that depends on the input: Note [Units]
+        super().__init__(model)
+        self.settings = settings
         self._replaced: dict[
             str, tuple[float, float]
         ] = {}  # of modules that are called again: divisor, unit of the input
@@ -50,7 +49,6 @@ class Converter:
 
     def run(self) -> fx.GraphModule:
         """Walk, and make the result a module again."""
-        self._refuse_lost_writes()
         for node in list(self.model.graph.nodes):
             if node.op == "placeholder":
                 self.units[node] = 1.0
@@ -77,9 +75,19 @@ class Converter:
         if not inputs:
             return  # a constant
         self.units[node] = self.units[inputs[0]]
+        if "lost_to" in node.meta:  # modules in the place of a write have results of their own
+            self._refuse(
+                node,
+                f"It writes into a tensor that {node.meta['lost_to']} reads afterwards, by itself or as a view. Write "
+                "without inplace, and read the result: y = torch.relu(y), y = 3 * y.",
+            )
+            return
+        normalize(node)
         if node.meta.get("without_grad"):
             self._refuse(node, "It ran without gradients (torch.no_grad), and now has them. Use detach() in forward.")
         try:
+            if not node.users and shape_of(node) is not None and node.target not in MOVEMENT:
+                raise CannotConvertError("Nothing reads its result. Leave it out of the forward pass, or read it.")
             if node.op == "call_module":
                 self._module(node, self.model.get_submodule(str(node.target)))
             elif (module := as_module(node)) is not None:
@@ -89,14 +97,6 @@ class Converter:
         except OrthogoniumError as error:
             self._refuse(node, str(error))
 
-    def _refuse(self, node: fx.Node, reason: str) -> None:
-        self.refused.append(Refusal(_name(node), self._describe(node), reason))
-
-    def _describe(self, node: fx.Node) -> str:
-        if node.op == "call_module":
-            return describe(self.model.get_submodule(str(node.target)))
-        return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-
     # ── modules ──
 
     def _module(self, node: fx.Node, module: nn.Module) -> None:
@@ -105,8 +105,10 @@ class Converter:
             self._install(node, nn.Identity(), module, "inside the layer before it")
         elif node.op == "call_module" and str(node.target) in self._replaced:
             self._again(node, module, unit)
-        elif isinstance(module, _WEIGHTED) and not type(module).__module__.startswith("orthogonium."):
+        elif isinstance(module, _WEIGHTED) and (self._norm_to_keep(node) is not None or not is_constrained(module)):
             self._weighted(node, module, unit)
+        elif isinstance(module, _WEIGHTED):
+            self._constrained(node, module, unit)
         elif isinstance(module, BATCH_NORM):
             self._batch_norm(node, module, unit)
         else:
@@ -128,20 +130,13 @@ class Converter:
         """A module that was met before, and replaced for the unit that values had there."""
         divided, before = self._replaced[str(node.target)]
         self.units[node] = unit * divided
-        shifts = any(getattr(module, name, None) is not None for name in ("bias", "running_mean"))
+        state = (name for name, _ in (*module.named_parameters(), *module.named_buffers()))
+        shifts = any(name.endswith(("bias", "running_mean")) for name in state)
         if self.settings.keep and shifts and abs(unit - before) > 1e-9 * before:
             raise CannotConvertError(
                 f"It is called again where values have the unit {unit:.4g} instead of {before:.4g}, which its bias or "
                 "mean would need, too. Use a module for each call, or new weights."
             )
-
-    def _refuse_lost_writes(self) -> None:
-        """Modules that replace writes into their input have results of their own, which must be what is read."""
-        place = {node: i for i, node in enumerate(self.model.graph.nodes)}
-        for node, i in place.items():
-            written = node.all_input_nodes[0] if node.all_input_nodes and _writes(node, self.model) else None
-            if written is not None and any(place[user] > i for user in written.users):
-                self._refuse(node, "It writes into a tensor that is read again afterwards. Read its result instead.")
 
     def _place(self, node: fx.Node) -> Place:
         source = next(n for n in node.all_input_nodes if n in self.units)
@@ -166,7 +161,7 @@ class Converter:
         source = next(n for n in node.all_input_nodes if n in self.units)
         before, after = shape_of(source), shape_of(node)
         assert before is not None and after is not None
-        norm = self._norm_behind(node) if self.settings.keep else None
+        norm = self._norm_to_keep(node)
         activation, holder = self._activation_behind(node)
         plain = layer if norm is None else folded(layer, norm)
         made = constrained(plain, self.settings, activation, (before[2:], after[2:]))
@@ -180,7 +175,19 @@ class Converter:
         self._install(node, made.layer, layer, made.note, made.distance)
         self._remember(node, made.scale)
 
-    def _norm_behind(self, node: fx.Node) -> Any:
+    def _constrained(self, node: fx.Node, layer: Any, unit: float) -> None:
+        """A layer that is constrained already stays; its bias comes in the unit of its input."""
+        if self.settings.keep and unit != 1 and layer.bias is not None:
+            with torch.no_grad():
+                layer.bias.div_(unit)
+            note = "constrained already; its bias in the unit of its input"
+            self.changes.append(Change(name_of(node), describe(layer), describe(layer), note))
+        self._remember(node, 1.0)
+
+    def _norm_to_keep(self, node: fx.Node) -> Any:
+        """The batch normalization behind a layer whose scale can go into its weight, where weights are kept."""
+        if not self.settings.keep:
+            return None
         follower = next(iter(node.users)) if len(node.users) == 1 else None
         if follower is None or follower.op != "call_module":
             return None
@@ -206,24 +213,11 @@ class Converter:
         return None, None
 
     def _batch_norm(self, node: fx.Node, norm: Any, unit: float) -> None:
-        held = norm.running_mean
-        kind = {} if held is None else {"device": held.device, "dtype": held.dtype}
-        new = BatchCentering(norm.num_features, norm.momentum, **kind)
-        divided = 1.0
-        if self.settings.keep and norm.running_mean is not None:
-            scale, mean = channel_scale(norm), norm.running_mean
-            if id(norm) in self._folded:
-                bias = self._folded[id(norm)]
-                mean = scale * (mean if bias is None else mean - bias)
-            else:
-                divided = float(scale.square().mean().sqrt()) or 1.0
-            with torch.no_grad():
-                new.running_mean.copy_(mean / unit)
-                if norm.bias is not None and new.bias is not None:
-                    new.bias.copy_(norm.bias / (unit * divided))
-        note = "its scale is in the layer before" if id(norm) in self._folded else "without the division"
-        if self.settings.keep and norm.running_mean is None:
-            note += "; there are no running statistics to keep"
+        in_layer = id(norm) in self._folded
+        if self.settings.keep:
+            new, divided, note = kept_centering(norm, unit, in_layer, self._folded.get(id(norm)))
+        else:
+            new, divided, note = centering(norm), 1.0, WITHOUT_DIVISION
         self._install(node, new, norm, note)
         self._remember(node, divided)
 
@@ -238,7 +232,7 @@ class Converter:
             self._sum(node, values)
         elif len(values) > 1:
             raise CannotConvertError("It combines two values that both depend on the input: a product has no bound.")
-        elif shape is None or node.target in MOVEMENT and not _arithmetic(node):
+        elif shape is None or node.target in MOVEMENT and not _arithmetic(node) and not picks_entries(node):
             return
         else:
             self._function(node, values)
@@ -258,7 +252,9 @@ class Converter:
         listed = node.args[0]
         if not isinstance(listed, list | tuple) or list(listed) != values:
             raise CannotConvertError("Constants are among what is concatenated, or a tensor is there twice.")
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if node.kwargs:
+            raise CannotConvertError(f"It is called with {', '.join(node.kwargs)}. Concatenate without.")
+        dim = node.args[1] if len(node.args) > 1 else 0
         units = [self.units[n] for n in values]
         weights = units if self.settings.keep else len(units)
         join = UnitConcat(weights, dim, self.settings.learnable, **self._kind())  # type: ignore[arg-type]
@@ -268,39 +264,70 @@ class Converter:
     def _join(self, node: fx.Node, join: nn.Module, values: list[fx.Node], unit: float, note: str) -> None:
         before = self._describe(node)
         self._call(node, join, tuple(values))
-        self.changes.append(Change(_name(node), before, describe(join), note))
+        self.changes.append(Change(name_of(node), before, describe(join), note))
         self.units[node] = unit
-
-    def _kind(self) -> dict[str, Any]:
-        held = next((t for t in self.model.parameters() if t.is_floating_point()), None)
-        return {} if held is None else {"device": held.device, "dtype": held.dtype}
 
     def _function(self, node: fx.Node, values: list[fx.Node]) -> None:
         """Any other function of one value: divided by its constant, if that exceeds 1."""
-        if node.target in SUMS and list(node.args).count(values[0]) == 1:
+        first = not node.kwargs or node.args[0] is values[0]  # a factor `alpha` is that of the second term
+        if node.target in SUMS and list(node.args).count(values[0]) == 1 and first:
             self._shift(node, values[0])
             return
-        if any(n not in values for n in node.all_input_nodes):
-            raise CannotConvertError("It multiplies by a tensor that may be trained, or by a size: no bound is kept.")
         shape = shape_of(values[0])
         assert shape is not None
-        call, unit = _Call(node), self.units[values[0]]
+        call, unit = Call(node, self._indices(node, values[0])), self.units[values[0]]
         constant = constant_of(call, shape[1:])
         unit = 1.0 if unit == 1 or is_homogeneous(call, shape[1:]) else unit
         if constant > 1 + 1e-6:
             name = self._describe(node)
             self._call(node, Scaled(call, 1 / constant, unit), (values[0],))
-            self.changes.append(Change(_name(node), name, f"{name} / {constant:.5g}", "divided by its constant"))
+            self.changes.append(Change(name_of(node), name, f"{name} / {constant:.5g}", "divided by its constant"))
             self.units[node] = self.units[values[0]] * constant
         elif unit != 1:
             name = self._describe(node)
             self._call(node, Scaled(call, 1.0, unit), (values[0],))
             self.changes.append(
-                Change(_name(node), name, f"{name} in units of {unit:.5g}", "of values of its own size")
+                Change(name_of(node), name, f"{name} in units of {unit:.5g}", "of values of its own size")
             )
+
+    def _indices(self, node: fx.Node, value: fx.Node) -> dict[fx.Node, Tensor]:
+        """Tensors of integers or booleans among the arguments of a function, which no optimizer changes."""
+        found: dict[fx.Node, Tensor] = {}
+        for source in node.all_input_nodes:
+            held = attribute_of(self.model, str(source.target)) if source.op == "get_attr" else None
+            if isinstance(held, Tensor) and not held.is_floating_point() and not held.is_complex():
+                found[source] = held
+            elif source is not value:
+                raise CannotConvertError(
+                    "It multiplies by a tensor that may be trained, or by a size: no bound is kept."
+                )
+        return found
+
+    def _spread(self, node: fx.Node, value: fx.Node) -> fx.Node:
+        """The value, divided by what its broadcasting in a sum multiplies distances by: each entry is repeated."""
+        before, after = shape_of(value), shape_of(node)
+        assert before is not None and after is not None
+        if before == after:
+            return value
+        if len(before) != len(after) or before[0] != after[0]:
+            raise CannotConvertError(
+                "The value is broadcast along the samples. Give the constant no more axes than it has."
+            )
+        constant = math.sqrt(math.prod(after) / math.prod(before))
+        with self.model.graph.inserting_before(node):
+            divided = self.model.graph.call_function(torch.clone, (value,))
+        self._call(divided, Scaled(nn.Identity(), 1 / constant), (value,))
+        divided.meta = dict(value.meta)
+        node.replace_input_with(value, divided)
+        name = self._describe(node)
+        note = "it broadcasts the value: divided by the constant of that"
+        self.changes.append(Change(name_of(node), name, f"{name} / {constant:.5g}", note))
+        self.units[divided] = self.units[node] = self.units[value] * constant
+        return divided
 
     def _shift(self, node: fx.Node, value: fx.Node) -> None:
         """A constant that is added comes in the unit of the value."""
+        value = self._spread(node, value)
         unit = self.units[value]
         if unit == 1:
             return
@@ -310,64 +337,14 @@ class Converter:
             n for n in self.model.graph.nodes if n.op == "get_attr" and n.target == getattr(constant, "target", None)
         ]
         if isinstance(constant, fx.Node) and len(reads) == 1 and len(constant.users) == 1:
-            owner, _, name = str(constant.target).rpartition(".")
             with torch.no_grad():
-                getattr(self.model.get_submodule(owner), name).div_(unit)
+                attribute_of(self.model, str(constant.target)).div_(unit)
         elif isinstance(constant, int | float):
             node.update_arg(place, constant / unit)
         else:
             raise CannotConvertError(
                 f"The constant that is added cannot be brought into the unit {unit:.4g} of the value."
             )
-
-    # ── edits of the graph ──
-
-    def _install(
-        self, node: fx.Node, new: nn.Module, old: nn.Module, note: str = "", distance: float | None = None,
-        per_call: bool = False,
-    ) -> None:  # fmt: skip
-        """Put a module in the place of another, or of a function; `per_call` leaves other calls of the module alone."""
-        self.changes.append(Change(_name(node), describe(old), describe(new), note, distance))
-        shared = node.op == "call_module" and len(self._calls(str(node.target))) > 1
-        if node.op == "call_module" and not (per_call and shared):
-            parent, _, name = str(node.target).rpartition(".")
-            setattr(self.model.get_submodule(parent), name, new)
-        else:
-            self._call(node, new, (next(n for n in node.all_input_nodes if n in self.units),))
-
-    def _calls(self, target: str) -> list[fx.Node]:
-        return [n for n in self.model.graph.nodes if n.op == "call_module" and n.target == target]
-
-    def _call(self, node: fx.Node, module: nn.Module, args: tuple[fx.Node, ...]) -> None:
-        name = node.name
-        while hasattr(self.model, name):
-            name += "_"
-        self.model.add_module(name, module)
-        node.op, node.target, node.args, node.kwargs = "call_module", name, args, {}
-
-
-class _Call(nn.Module):
-    """A function or method of a node, as a module of its first argument."""
-
-    def __init__(self, node: fx.Node) -> None:
-        super().__init__()
-        self.op, self.fn = node.op, node.target
-        self.rest, self.keywords = list(node.args), dict(node.kwargs)
-        self.here = [i for i, value in enumerate(node.args) if isinstance(value, fx.Node)]  # where the input goes
-        self.named = [name for name, value in node.kwargs.items() if isinstance(value, fx.Node)]
-        for i in self.here:
-            self.rest[i] = None
-        for name in self.named:
-            self.keywords[name] = None
-
-    def forward(self, x: Tensor) -> Any:
-        """The call."""
-        arguments = [x if i in self.here else value for i, value in enumerate(self.rest)]
-        keywords = {k: x if k in self.named else v for k, v in self.keywords.items()}
-        if self.op == "call_method":
-            return getattr(arguments[0], str(self.fn))(*arguments[1:], **keywords)
-        fn: Callable[..., Any] = self.fn  # type: ignore[assignment]
-        return fn(*arguments, **keywords)
 
 
 def _arithmetic(node: fx.Node) -> bool:
@@ -378,21 +355,5 @@ def _has_state(module: nn.Module) -> bool:
     return next((True for _ in (*module.parameters(), *module.buffers())), False)
 
 
-def _writes(node: fx.Node, model: fx.GraphModule) -> bool:
-    """Whether a node writes into its first input, as its name or its `inplace` says."""
-    if node.op == "call_module":
-        return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return node.op.startswith("call") and (in_place or node.kwargs.get("inplace") is True or node.target in _AUGMENTED)
-
-
-_AUGMENTED = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
-
-
 def _is_stateful(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.dropout._DropoutNd)
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_module" else node.name

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from orthogonium.certification.bound import kind_of_input
-from orthogonium.conversion.constrained import Settings, constrained
-from orthogonium.conversion.modules import BATCH_NORM, Place, replace
+from orthogonium.conversion.constrained import Settings, constrained, is_constrained
+from orthogonium.conversion.modules import BATCH_NORM, Place, replace, stays
 from orthogonium.conversion.result import Change, Refusal, describe
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.normalization import BatchCentering
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)  # without anything
 Shapes = dict[nn.Module, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
+def _leaves(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules without others inside, but for parametrizations of their own."""
+    inside = {part for m in model.modules() if parametrize.is_parametrized(m) for part in _parametrizations(m)}
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if m not in inside and all(child in inside for child in m.children())
+    }
+
+
+def _parametrizations(module: nn.Module) -> Iterable[nn.Module]:
+    held: Any = module.parametrizations
+    parts: Iterable[nn.Module] = held.modules()
+    return parts
+
+
 def _shapes(model: nn.Module, shape: tuple[int, ...]) -> Shapes:
-    """Shapes of input and output of every module without children, in one call."""
+    """Shapes of input and output of every module without others inside that one call meets."""
     seen: Shapes = {}
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             seen.setdefault(module, (tuple(inputs[0].shape), tuple(output.shape)))
 
-    handles = [m.register_forward_hook(note) for m in model.modules() if next(m.children(), None) is None]
+    handles = [m.register_forward_hook(note) for m in _leaves(model).values()]
     dtype, device = kind_of_input(model)
     with torch.no_grad():
         model(torch.zeros(2, *shape, dtype=dtype, device=device))
@@ -38,7 +57,15 @@ def convert_modules(model: nn.Module, shape: tuple[int, ...], settings: Settings
     """Replace the modules of a network in place."""
     changes: list[Change] = []
     refused: list[Refusal] = []
-    for module, (before, after) in _shapes(model, shape).items():
+    seen = _shapes(model, shape)
+    for name, module in _leaves(model).items():
+        if module not in seen and not (isinstance(module, _CONTAINERS) or stays(module)):
+            reason = (
+                "A call with zeros does not meet it between one tensor and another, so that it stays as it was. Leave "
+                "it out, or convert the parts of the network by themselves."
+            )
+            refused.append(Refusal(name or "(model)", describe(module), reason))
+    for module, (before, after) in seen.items():
         name = next(name for name, m in model.named_modules() if m is module)
         try:
             new, text = _replacement(module, before, after, settings)
@@ -57,7 +84,7 @@ def convert_modules(model: nn.Module, shape: tuple[int, ...], settings: Settings
 def _replacement(
     module: nn.Module, before: tuple[int, ...], after: tuple[int, ...], settings: Settings
 ) -> tuple[nn.Module | None, str]:
-    if type(module).__module__.startswith("orthogonium."):
+    if is_constrained(module):
         return None, ""
     if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         made = constrained(module, settings, None, (before[2:], after[2:]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from orthogonium.certification.bound import survey
 from orthogonium.certification.rules.advice import GATES, RECURRENCE
@@ -80,9 +81,9 @@ def replace(module: nn.Module, place: Place, activation: str) -> Result:
     Raises:
         CannotConvertError: with the reason.
     """
-    kind = type(module)
-    if isinstance(module, _HARMLESS) or kind.__module__.startswith("orthogonium."):
-        return Result()
+    kind = parametrize.type_before_parametrizations(module)
+    if stays(module):
+        return _in_its_unit(module, place)
     if isinstance(module, nn.MultiheadAttention):
         raise CannotConvertError(" ".join(PRODUCT))
     if isinstance(module, nn.Softmax | nn.LogSoftmax) and place.at_the_end:
@@ -104,6 +105,20 @@ def replace(module: nn.Module, place: Place, activation: str) -> Result:
     if next(module.parameters(), None) is not None:
         raise CannotConvertError("It has parameters of its own, and no constrained layer does what it does.")
     return _divided(module, place)
+
+
+def stays(module: nn.Module) -> bool:
+    """Whether it moves entries only, or is of this library."""
+    kind = parametrize.type_before_parametrizations(module)
+    return isinstance(module, _HARMLESS) or kind.__module__.startswith("orthogonium.")
+
+
+def _in_its_unit(module: nn.Module, place: Place) -> Result:
+    """The module; between the units it was made for, if these matter."""
+    without_state = next((False for _ in (*module.parameters(), *module.buffers())), True)
+    if isinstance(module, _HARMLESS) or place.unit == 1 or without_state and is_homogeneous(module, place.shape):
+        return Result()
+    return Result(Scaled(module, 1.0, place.unit), note="in the units it was made for")
 
 
 def _max_min(place: Place) -> Result:

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
+
+from orthogonium.conversion.writes import RecordedRun
+
+
+def _augmented(operation: Callable[..., Any]) -> Callable[..., fx.Proxy]:
+    def write(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    return write
+
+
+class _Proxy(fx.Proxy):
+    """A value in the trace, which knows `y += z` from `y = y + z`: the first writes into a tensor."""
+
+    __iadd__ = _augmented(operator.iadd)
+    __isub__ = _augmented(operator.isub)
+    __imul__ = _augmented(operator.imul)
+    __itruediv__ = _augmented(operator.itruediv)
+    __ifloordiv__ = _augmented(operator.ifloordiv)
+    __imod__ = _augmented(operator.imod)
+    __ipow__ = _augmented(operator.ipow)
 
 
 class _Tracer(fx.Tracer):
@@ -17,6 +39,9 @@ class _Tracer(fx.Tracer):
         if "forward" in vars(m) or not home.startswith(("torch.nn.", "torch.ao.", "orthogonium.")):
             return False
         return m.__module__.startswith("orthogonium.") or super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -38,8 +63,11 @@ def traced(model: nn.Module) -> tuple[fx.GraphModule | None, str]:
 
 
 def shapes_of(graph: fx.GraphModule, x: Tensor) -> None:
-    """Run the graph once and remember the shape of every value."""
-    ShapeProp(graph).propagate(x)
+    """Run the graph once and remember the shape of every value, and which writes others read: `writes.py`."""
+    run = RecordedRun(graph)
+    with torch.no_grad():
+        run.propagate(x)
+    run.note_lost_writes()
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...] | None:

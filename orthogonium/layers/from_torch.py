@@ -11,11 +11,10 @@ from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from orthogonium.errors import ConstraintError, ParameterError, ShapeError
+from orthogonium.errors import ConstraintError, GeometryError, ParameterError, ShapeError
 from orthogonium.layers.argument_names import argument_names
 from orthogonium.linalg.precision import full_precision
 from orthogonium.methods.fitting import fit_kernel, log, minimize
@@ -78,8 +77,26 @@ def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
     return made
 
 
+def _left(layer: Any) -> tuple[int, ...]:
+    """Pixels on the left of an image that the windows of a convolution begin with, on each axis."""
+    if hasattr(layer, "border"):  # of a constrained layer, whose "same" is that of `conv/padding.py`
+        left: tuple[int, ...] = layer.border.left
+        return left
+    if layer.padding == "same":  # torch pads the smaller half on the left
+        return tuple(d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
+    return (0,) * len(layer.kernel_size) if isinstance(layer.padding, str) else tuple(layer.padding)
+
+
 def _embedded(made: Any, layer: Any) -> Tensor:
-    """The weight of the layer amid zeros, where that of the constrained layer is larger."""
+    """The weight of the layer amid zeros, where that of the constrained layer is larger.
+
+    Tap t of a convolution meets the pixel `d·t − left` of a window, so that it becomes the tap u of the larger kernel
+    that meets the same one.
+
+    Raises:
+        ShapeError: if the weight is not that of a smaller kernel with as many channels.
+        GeometryError: if a tap of the layer meets a pixel that no tap of the constrained layer meets.
+    """
     weight: Tensor = layer.weight.detach()
     shape = made.weight.shape
     if weight.shape == shape:
@@ -89,14 +106,23 @@ def _embedded(made: Any, layer: Any) -> Tensor:
         raise ShapeError(
             f"{type(made).__name__} has a weight {tuple(shape)}, the layer {tuple(weight.shape)}: it does not fit."
         )
-    for axis, size in enumerate(weight.shape[2:]):
-        free = shape[2 + axis] - size
-        left = layer.padding[axis] if not isinstance(layer.padding, str) else (size - 1) // 2
-        before = made.border.left[axis] // made.dilation[axis] - left // layer.dilation[axis]
-        if not made.spans_image:
-            before = min(max(before, 0), free)
-        behind = [0, 0] * (weight.dim() - 3 - axis) + [0, free]
-        weight = F.pad(weight, behind).roll(before, 2 + axis)
+    begins = zip(_left(made), _left(layer), strict=True)
+    for axis, (own, left) in enumerate(begins):
+        pixels = layer.dilation[axis] * torch.arange(weight.shape[2 + axis], device=weight.device) + own - left
+        taps, beside = pixels // made.dilation[axis], pixels % made.dilation[axis]
+        size = shape[2 + axis]
+        if made.spans_image:
+            taps = taps % size  # on a circle
+        if bool((beside != 0).any() | (taps < 0).any() | (taps >= size).any()):
+            raise GeometryError(
+                f"{type(made).__name__}: taps of the layer (kernel_size {tuple(layer.kernel_size)}, padding "
+                f"{layer.padding}, dilation {tuple(layer.dilation)}) meet pixels that its kernel of size "
+                f"{tuple(shape[2:])}, which begins {_left(made)} pixels before a window, has no taps for. Use an odd "
+                "kernel_size with the padding that keeps the image, or no dilation."
+            )
+        grown = list(weight.shape)
+        grown[2 + axis] = size
+        weight = weight.new_zeros(grown).index_copy(2 + axis, taps, weight)
     return weight
 
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 from orthogonium import convert
+from orthogonium.conversion.constrained import _feasible
+from orthogonium.layers import AdaptiveOrthoConv1d, AdaptiveOrthoConv2d, MaxMin, OrthoLinear, SandwichLinear, normalize
 
 
 def largest_error(model, shape, lipschitz=1.0):
@@ -128,3 +131,96 @@ class Tokens(nn.Module):
 def test_a_normalization_along_another_axis_is_not_folded():
     error, _ = largest_error(Tokens(), (5, 6))
     assert error <= 1e-3  # its scales are nearly equal, and dropped
+
+
+def with_statistics(norm):
+    nn.init.uniform_(norm.weight, 0.2, 3.0)
+    nn.init.normal_(norm.bias)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.1, 4.0)
+    return norm
+
+
+PARAMETRIZED = {
+    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 6, 3)),
+    "spectral_norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(2, 6, 3)),
+    "normalize": lambda: normalize(nn.Conv2d(2, 6, 3)),
+    "transposed": lambda: nn.utils.parametrizations.spectral_norm(nn.ConvTranspose2d(2, 6, 3)),
+    "AOC": lambda: AdaptiveOrthoConv2d(2, 6, 3, padding=1, padding_mode="zeros", lipschitz=2.0),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_the_scale_of_a_normalization_goes_into_parametrized_layers(name):
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        PARAMETRIZED[name](), with_statistics(nn.BatchNorm2d(6)), nn.ReLU(), nn.Conv2d(6, 2, 3)
+    ).eval()
+    x = torch.randn(2, 2, 6, 6)
+    before = plain(x)
+    found = convert(plain, (2, 6, 6), "spectral", weights="keep")
+    assert found.agreement > 1 - 1e-6 and found.refused == () and found.bound <= 1 + 1e-4
+    assert torch.equal(plain(x), before)  # the classes of copies are their own
+
+
+@pytest.mark.parametrize("weights", ["new", "keep"])
+def test_constrained_layers_stay(weights):
+    torch.manual_seed(0)
+    own = OrthoLinear(6, 6)
+    nn.init.normal_(own.bias)
+    plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), own, MaxMin(), nn.Linear(6, 3))
+    with torch.no_grad():
+        plain[0].weight.mul_(10.0)
+    found = convert(plain, (6,), "spectral", weights=weights)
+    stayed = found.model.get_submodule("2")
+    assert isinstance(stayed, OrthoLinear) and torch.equal(stayed.weight, own.weight)
+    assert found.refused == () and found.bound <= 1 + 1e-4
+    assert weights == "new" or found.agreement > 1 - 1e-6
+
+
+def test_other_modules_of_the_library_keep_their_units():
+    torch.manual_seed(0)
+    block = SandwichLinear(6, 6)
+    nn.init.normal_(block.bias)
+    plain = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), block, nn.Linear(6, 3))
+    with torch.no_grad():
+        plain[2].weight.mul_(10.0)
+    error, refused = largest_error(plain, (6,))
+    assert error <= 1e-5 and refused == ()
+
+
+@pytest.mark.parametrize("size", [8, 9, 12])
+@pytest.mark.parametrize("kernel,stride,padding,dilation", [
+    (1, 2, 0, 1), (3, 4, 1, 1), (2, 3, 1, 1), (3, 5, 2, 1), (2, 4, 1, 2), (2, 5, 2, 3), (1, 3, 1, 1),
+])  # fmt: skip
+def test_enlarged_kernels_have_their_taps_on_the_same_pixels(kernel, stride, padding, dilation, size):
+    plain = nn.Conv1d(2, 2 * stride + 2, kernel, stride, padding, dilation, bias=False, dtype=torch.float64)
+    x = torch.eye(2 * size, dtype=torch.float64).view(-1, 2, size)
+    for larger, changed, note in list(_feasible(plain, (size,), (plain(x).shape[-1],)))[1:]:
+        made = AdaptiveOrthoConv1d.from_torch(larger, steps=0, **{"padding_mode": "zeros", **changed})
+        parametrize.remove_parametrizations(made, "weight")
+        with torch.no_grad():
+            made.weight.copy_(larger.weight)
+        torch.testing.assert_close(made(x), plain(x))
+        assert f"kernel {made.kernel_size}" in note and ("dilation" in note) == (dilation > 1)
+
+
+@pytest.mark.filterwarnings("ignore::orthogonium.errors.NumericalWarning")  # zeros beside the taps have no rank
+@pytest.mark.parametrize("geometry", [(3, 4, 1), (2, 4, 1, 2)])
+@pytest.mark.parametrize("method", ["aoc", "soc"])
+def test_enlarged_kernels_agree_with_the_network(method, geometry):
+    torch.manual_seed(0)
+    found = convert(nn.Sequential(nn.Conv2d(2, 40, *geometry)), (2, 12, 12), method, weights="keep", steps=20)
+    assert found.refused == () and found.agreement > 0.5 and "taps on the same pixels" in str(found.changes)
+
+
+def test_channels_keep_the_signs_of_a_normalization():
+    torch.manual_seed(0)
+    norm = with_statistics(nn.BatchNorm2d(4))
+    with torch.no_grad():
+        norm.running_var.fill_(1.0)
+        norm.weight.copy_(torch.tensor([2.0, -2.0, -2.0, 2.0]))
+    plain = nn.Sequential(norm, nn.ReLU(), nn.Conv2d(4, 2, 3))
+    error, refused = largest_error(plain, (4, 6, 6))
+    assert error <= 1e-5 and refused == ()
+    assert "keep their signs" in str(convert(plain, (4, 6, 6), "aol", weights="keep").changes)

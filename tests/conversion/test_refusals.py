@@ -83,6 +83,24 @@ def test_a_forward_that_cannot_be_traced_keeps_its_code():
         convert(ByValue(), (2, 6, 6), weights="keep")
 
 
+class Elsewhere(ByValue):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
+        self.other, self.own = nn.Linear(36, 36), OrthoLinear(36, 36)
+
+    def forward(self, x):
+        y = self.act(self.norm(self.layer(x)))
+        return self.own(self.other(x.flatten(1))) if x.sum() > 1 else y
+
+
+def test_modules_that_a_call_with_zeros_does_not_meet_are_named():
+    found = convert(Elsewhere(), (2, 6, 6))
+    assert [refusal.name for refusal in found.refused][:2] == ["(forward)", "other"]
+    assert "does not meet it" in found.refused[1].reason and type(found.model.other) is nn.Linear
+    assert [change.name for change in found.changes] == ["layer", "norm", "act"]
+
+
 class WithoutGradients(nn.Module):
     def __init__(self):
         super().__init__()

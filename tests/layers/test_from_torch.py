@@ -151,6 +151,54 @@ def test_soc_takes_a_kernel_of_the_size_that_was_asked_for():
     assert made.distance_to(plain, up_to_scale=True) < min(others)
 
 
+def seen_distance(made, plain, size=97):
+    """Relative, by what both layers make of impulses amid an image, one for each phase of the stride."""
+    middle, channels = size // 2, plain.in_channels
+    impulses = torch.zeros(channels, plain.stride[0], channels, size, dtype=torch.float64)
+    for channel in range(channels):
+        for phase in range(plain.stride[0]):
+            impulses[channel, phase, channel, middle + phase] = 1
+    with torch.no_grad():
+        own, target = made(impulses.flatten(0, 1)), plain(impulses.flatten(0, 1))
+    return ((own - target).norm() / target.norm()).item()
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("stride,dilation", [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_distance_of_a_grown_kernel_is_that_of_the_operators(transposed, stride, dilation):
+    cls = layers.AdaptiveSOCConvTranspose1d if transposed else layers.AdaptiveSOCConv1d
+    torch_cls = nn.ConvTranspose1d if transposed else nn.Conv1d
+    compared = 0
+    for kernel in (1, 2, 3, 4, 5):
+        for padding in (0, 1, 2, *([] if transposed else ["valid"]), *([] if transposed or stride > 1 else ["same"])):
+            kind = {"dilation": dilation, "bias": False, "dtype": torch.float64, "padding_mode": "zeros"}
+            plain = torch_cls(4, 4, kernel, stride, padding, **kind)
+            try:
+                made = cls(4, 4, kernel, stride, padding, padding_to="kernel", **kind)
+                said = made.distance_to(plain)
+            except GeometryError:
+                continue
+            assert said == pytest.approx(seen_distance(made, plain), rel=1e-9), (kernel, padding)
+            compared += 1
+    assert compared >= 6
+
+
+@pytest.mark.parametrize("padding,dilation", [("same", 2), ("valid", 1), (0, 1), (2, 2), ("valid", 3)])
+def test_a_rotation_of_the_channels_is_found_wherever_the_windows_begin(padding, dilation):
+    plain = nn.Conv1d(4, 4, 3, padding=padding, dilation=dilation, bias=False, dtype=torch.float64)
+    a = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        plain.weight.zero_()[:, :, 1] = torch.linalg.matrix_exp(0.1 * (a - a.T))
+    made = layers.AdaptiveSOCConv1d.from_torch(plain)
+    assert made.distance_to(plain) < 1e-3 and seen_distance(made, plain) < 1e-3
+
+
+def test_taps_that_the_grown_kernel_does_not_have_are_refused():
+    with pytest.raises(GeometryError, match=r"meet pixels.*no dilation"):
+        layers.AdaptiveSOCConv1d.from_torch(nn.Conv1d(4, 4, 2, padding="same", dilation=2))
+
+
 BLOCKS = {
     "SLL": (layers.SDPBasedLipschitzResBlock, nn.Conv2d(4, 4, 3, padding=1), {}),
     "SLL-AOC": (layers.SLLxAOCLipschitzResBlock, nn.Conv2d(4, 8, 3, stride=2, padding=1), {}),
