@@ -67,11 +67,13 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "
 
 
 def normalize(node: fx.Node) -> None:
-    """Arguments of the functions above by position, under the names of torch instead of those of numpy.
+    """Inputs of modules and arguments of the functions above by position, under the names of torch, not of numpy.
 
     `y += z` becomes `y = y + z`: only its result is read.
     """
     order: tuple[str, ...]
+    if node.op == "call_module" and not node.args and "input" in node.kwargs:  # modules of torch call it so
+        node.args, node.kwargs = (node.kwargs["input"],), {k: v for k, v in node.kwargs.items() if k != "input"}
     if node.op not in ("call_function", "call_method"):
         return
     node.target = _AUGMENTED.get(node.target, node.target)

@@ -105,7 +105,7 @@ class Converter(Edits):
             self._install(node, nn.Identity(), module, "inside the layer before it")
         elif node.op == "call_module" and str(node.target) in self._replaced:
             self._again(node, module, unit)
-        elif isinstance(module, _WEIGHTED) and (self._norm_to_keep(node) is not None or not is_constrained(module)):
+        elif isinstance(module, _WEIGHTED) and not is_constrained(module):
             self._weighted(node, module, unit)
         elif isinstance(module, _WEIGHTED):
             self._constrained(node, module, unit)
@@ -176,7 +176,17 @@ class Converter(Edits):
         self._remember(node, made.scale)
 
     def _constrained(self, node: fx.Node, layer: Any, unit: float) -> None:
-        """A layer that is constrained already stays; its bias comes in the unit of its input."""
+        """A layer that is constrained already stays, its bias in the unit of its input.
+
+        A scale that is to be kept makes another one of it; unless there is none, as of a kernel as large as the image:
+        then the normalization loses its scale, and says so.
+        """
+        if self._norm_to_keep(node) is not None:
+            try:
+                self._weighted(node, layer, unit)
+                return
+            except OrthogoniumError:
+                pass
         if self.settings.keep and unit != 1 and layer.bias is not None:
             with torch.no_grad():
                 layer.bias.div_(unit)

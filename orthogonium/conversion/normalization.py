@@ -9,11 +9,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from orthogonium.conversion.scaled import Signs
 from orthogonium.layers.normalization import BatchCentering
 from orthogonium.layers.parametrization import give_own_class
 
 WITHOUT_DIVISION = "without the division"
+
+
+class SignedCentering(nn.Module):
+    """Centering, and each channel by its sign, 1 or −1: a reflection keeps all distances."""
+
+    signs: Tensor
+
+    def __init__(self, centering: BatchCentering, signs: Tensor) -> None:
+        super().__init__()
+        self.centering = centering
+        self.register_buffer("signs", signs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`s_c(x − μ_c + b_c)`, for inputs (n, c, …)."""
+        y: Tensor = self.centering(x)
+        return y * self.signs.view(-1, *[1] * (x.dim() - 2))
+
+    def extra_repr(self) -> str:
+        """How many channels are reflected."""
+        return f"{int((self.signs < 0).sum())} of {len(self.signs)} channels by −1"
 
 
 def channel_scale(norm: Any) -> Tensor:
@@ -86,8 +105,4 @@ def kept_centering(norm: Any, unit: float, in_layer: bool, bias: Tensor | None) 
         note += "; there are no running statistics to keep"
     if bool((signs > 0).all()):
         return new, divided, note
-    return (
-        nn.Sequential(new, Signs(signs)),
-        divided,
-        f"{note}; channels keep their signs",
-    )  # s(x − μ) + b = s(x − μ + sb)
+    return SignedCentering(new, signs), divided, f"{note}; channels keep their signs"  # s(x − μ) + b = s(x − μ + sb)

@@ -1,4 +1,4 @@
-"""Functions multiplied by a constant, so that they are 1-Lipschitz, and channels by their signs."""
+"""Functions multiplied by a constant, so that they are 1-Lipschitz."""
 
 from __future__ import annotations
 
@@ -24,17 +24,3 @@ class Scaled(nn.Module):
     def extra_repr(self) -> str:
         """The factor, and the unit unless it is 1."""
         return f"factor={self.factor:.6g}" + ("" if self.unit == 1 else f", unit={self.unit:.6g}")
-
-
-class Signs(nn.Module):
-    """Multiplies each channel by its sign, 1 or −1: a reflection, which keeps all distances."""
-
-    signs: Tensor
-
-    def __init__(self, signs: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("signs", signs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`, whose second axis is that of the channels."""
-        return x * self.signs.view(-1, *[1] * (x.dim() - 2))

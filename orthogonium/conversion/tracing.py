@@ -14,7 +14,8 @@ from orthogonium.conversion.writes import RecordedRun
 
 def _augmented(operation: Callable[..., Any]) -> Callable[..., fx.Proxy]:
     def write(self: fx.Proxy, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+        name = operation.__name__.removeprefix("i")  # as the same without a write is called
+        return self.tracer.create_proxy("call_function", operation, (self, other), {}, name)
 
     return write
 
@@ -65,8 +66,8 @@ def traced(model: nn.Module) -> tuple[fx.GraphModule | None, str]:
 def shapes_of(graph: fx.GraphModule, x: Tensor) -> None:
     """Run the graph once and remember the shape of every value, and which writes others read: `writes.py`."""
     run = RecordedRun(graph)
-    with torch.no_grad():
-        run.propagate(x)
+    with torch.inference_mode(False), torch.no_grad():  # in inference mode, writes are not counted
+        run.propagate(x.clone())
     run.note_lost_writes()
 
 

@@ -61,8 +61,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    """The counters by which autograd notices writes."""
-    return [t._version for t in tensors]
+    """The counters by which autograd notices writes; tensors of inference mode cannot be written into outside of it."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -155,3 +155,19 @@ SUMS = {
 def test_sums_by_any_spelling(name):
     found = convert(Branches(SUMS[name]), (6,))
     assert found.refused == () and found.bound <= 1 + 1e-4 and "ConvexSum" in str(found.changes)
+
+
+class Keywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.b(input=self.act(input=self.a(input=x)))
+
+
+def test_modules_that_are_called_by_keyword():
+    with torch.inference_mode():
+        assert len(convert(Keywords(), (6,)).changes) == 3
+    found = convert(Keywords(), (6,))
+    assert found.refused == () and found.bound <= 1 + 1e-4 and found.changes[1].after == "MaxMin()"

@@ -8,7 +8,15 @@ from torch.nn.utils import parametrize
 
 from orthogonium import convert
 from orthogonium.conversion.constrained import _feasible
-from orthogonium.layers import AdaptiveOrthoConv1d, AdaptiveOrthoConv2d, MaxMin, OrthoLinear, SandwichLinear, normalize
+from orthogonium.layers import (
+    AdaptiveOrthoConv1d,
+    AdaptiveOrthoConv2d,
+    CayleyConv2d,
+    MaxMin,
+    OrthoLinear,
+    SandwichLinear,
+    normalize,
+)
 
 
 def largest_error(model, shape, lipschitz=1.0):
@@ -178,6 +186,12 @@ def test_constrained_layers_stay(weights):
     assert weights == "new" or found.agreement > 1 - 1e-6
 
 
+def test_a_constrained_layer_that_no_scale_goes_into_stays():
+    plain = nn.Sequential(CayleyConv2d(2, 2, 3, image_size=6), with_statistics(nn.BatchNorm2d(2)))
+    found = convert(plain, (2, 6, 6), "spectral", weights="keep")
+    assert found.refused == () and [change.note for change in found.changes] == ["without the division"]
+
+
 def test_other_modules_of_the_library_keep_their_units():
     torch.manual_seed(0)
     block = SandwichLinear(6, 6)
@@ -223,4 +237,5 @@ def test_channels_keep_the_signs_of_a_normalization():
     plain = nn.Sequential(norm, nn.ReLU(), nn.Conv2d(4, 2, 3))
     error, refused = largest_error(plain, (4, 6, 6))
     assert error <= 1e-5 and refused == ()
-    assert "keep their signs" in str(convert(plain, (4, 6, 6), "aol", weights="keep").changes)
+    changes = str(convert(plain, (4, 6, 6), "aol", weights="keep").changes)
+    assert "SignedCentering(2 of 4 channels by −1)" in changes and "keep their signs" in changes
