@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from orthogonium.certification.rules.call import Call
 from orthogonium.certification.steps import type_name
 from orthogonium.certification.tracked import Tracked, plain
+from orthogonium.layers.as_written import overridden
 
 if TYPE_CHECKING:
     from orthogonium.certification.walk import Walk
@@ -42,20 +43,8 @@ class WholeCall:
     broadcast = Call.broadcast
 
 
-_SETTINGS = {"__init__", "extra_repr", "__repr__", "__doc__", "__module__", "__qualname__", "__annotations__"}
-_SETTINGS |= {"__static_attributes__", "__firstlineno__", "__parameters__", "__orig_bases__"}
-
-
 def untouched(module: nn.Module) -> bool:
-    """Whether all methods of a layer are those of ours that its theorem is about."""
+    """Whether all methods of a layer are those of ours that its theorem is about. Note [As written]."""
     kind = parametrize.type_before_parametrizations(module)
-    if any(callable(value) and hasattr(kind, name) for name, value in vars(module).items()):
-        return False
-    for parent in kind.__mro__:
-        if parent.__module__.startswith("orthogonium."):
-            return all(
-                not hasattr(parent, name)
-                for child in kind.__mro__[: kind.__mro__.index(parent)]
-                for name in set(vars(child)) - _SETTINGS
-            )
-    return False
+    ours = next((parent for parent in kind.__mro__ if parent.__module__.startswith("orthogonium.")), None)
+    return ours is not None and not overridden(module, ours)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import check_as_written
 
 
 class ChannelShift(nn.Module):
@@ -38,6 +39,7 @@ class ChannelShift(nn.Module):
 
     def inverse(self) -> ChannelShift:
         """The shifts back."""
+        check_as_written(self, "inverse")
         return ChannelShift(-self.pixels)
 
     def forward(self, x: Tensor) -> Tensor:

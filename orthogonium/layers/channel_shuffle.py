@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import check_as_written
 
 
 class ChannelShuffle(nn.Module):
@@ -38,6 +39,7 @@ class ChannelShuffle(nn.Module):
 
     def inverse(self) -> ChannelShuffle:
         """The shuffle that undoes this one."""
+        check_as_written(self, "inverse")
         return ChannelShuffle(self.group_out, self.group_in, self.dim)
 
     def forward(self, x: Tensor) -> Tensor:

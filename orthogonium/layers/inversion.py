@@ -14,28 +14,42 @@ from typing import Any
 from torch import Tensor, nn
 
 from orthogonium.errors import OrthogoniumError
+from orthogonium.layers.as_written import departure
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.linalg.precision import has_values
 
 
 class InversionError(OrthogoniumError):
     """Nothing undoes this module."""
 
 
+def check_as_written(module: nn.Module, statement: str) -> None:
+    """Refuse a module of which its class need not know the inverse any more. Note [As written] of `as_written.py`."""
+    reason = departure(module, statement)
+    if reason is not None:
+        raise InversionError(f"What undoes it is not known: {reason}")
+
+
 class Inverse(nn.Module):
     """Undoes a module that has `undo`, and shares its parameters: training one trains the other.
 
-    Guarantee: `Inverse(module)(module(x)) = x`, up to rounding.
+    Guarantee: `Inverse(module)(module(x)) = x`, up to rounding; and the `inverse_constant` of the module, if any.
+
+    Args:
+        module: what is undone.
+        both_sides: whether it also undoes its inverse.
     """
 
     def __init__(self, module: nn.Module, both_sides: bool = True) -> None:
         super().__init__()
+        check_as_written(module, "undo")
         self.module, self.both_sides = module, both_sides
 
     @property
-    def guarantee(self) -> Guarantee:
-        """Distances come back as they were."""
-        made: Any = self.module.guarantee
-        return Guarantee("lipschitz", 1 / made.constant)
+    def guarantee(self) -> Guarantee | None:
+        """By how much distances may grow on the way back; None if no number bounds that."""
+        constant = getattr(self.module, "inverse_constant", None)
+        return None if constant is None else Guarantee("lipschitz", constant)
 
     def inverse(self) -> nn.Module:
         """The module itself, if it is undone from both sides."""
@@ -49,6 +63,8 @@ class Inverse(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         """What the module made `y` of."""
         undone: Any = self.module
+        if has_values(y):
+            check_as_written(undone, "undo")  # hooks and steps of an optimizer may have come since
         return undone.undo(y)
 
 
@@ -56,14 +72,19 @@ def inverse(module: nn.Module) -> nn.Module:
     """The module that undoes another one, with the same parameters: `inverse(f)(f(x)) = x` up to rounding.
 
     Known are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular padding
-    that keeps every window, or without padding where windows tile the image; the stride must divide the image),
+    that keeps every window, or without padding where windows tile the image),
     `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `ChannelShift`, `CReLU`, `Scale`,
     `ConcatResidual`, `iResidual`, `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and
     chains (`nn.Sequential`) of these.
     What folds cannot be undone: MaxMin, GroupSort, HouseHolder, Abs, and layers with fewer outputs than inputs.
 
+    The stride of a convolution must divide the size of its images, which its outputs alone do not tell: other images
+    come back with zeros after them (padding "same"), or with an edge that is lost (integers). Outputs of transposed
+    convolutions that the stride does not divide are refused.
+
     Raises:
-        InversionError: for everything else, with the reason.
+        InversionError: for everything else, with the reason; also for modules that do not do what their class says:
+            subclasses with a forward of their own, hooks, other parametrizations, weights that left their constraint.
 
     >>> import orthogonium
     >>> from orthogonium.layers import AdaptiveOrthoConv2d, OrthoLinear
@@ -73,13 +94,17 @@ def inverse(module: nn.Module) -> nn.Module:
     True
     """
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        check_as_written(module, "forward")
         return nn.Sequential(*(inverse(child) for child in reversed(list(module))))
     own = getattr(module, "inverse", None)
     if callable(own):
-        return own()
+        made = own()  # which may know a better reason to refuse it
+        check_as_written(module, "inverse")
+        return made
     made = _of_torch(module)
     if made is None:
         raise InversionError(f"{type(module).__name__}: {_reason(module)}")
+    check_as_written(module, "forward")
     return made
 
 
@@ -103,7 +128,11 @@ _REASONS = {
     "GroupSort": "it forgets the order of what it sorts.",
     "Abs": "it forgets signs.",
     "NActivation": "it gives several numbers the same result.",
-    "Flatten": "it does not know the shape it flattened. Use nn.Unflatten in the inverse.",
+    "Flatten": (
+        "its outputs do not tell the shape that it flattened. Invert the parts before and after it separately, with "
+        "nn.Unflatten(1, shape) between: nn.Sequential(inverse(after), nn.Unflatten(1, shape), inverse(before)), "
+        "where shape is that of one sample in front of Flatten."
+    ),
 }
 
 

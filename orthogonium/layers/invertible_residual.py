@@ -6,8 +6,8 @@ instead of estimated: those that the layers of `fn` promise.
 Note [Contractions]
 `fn` is a chain of modules that promise their constants (`guarantee`) or are 1-Lipschitz activations of torch; the
 product of these, times the factor that `fn` is multiplied by, is at most `lipschitz` < 1. So `x + s·fn(x)` is undone by
-`x ← y − s·fn(x)`, whose error shrinks by `lipschitz` in each step: after a step of length δ it is at most
-`δ·lipschitz/(1 − lipschitz)`.
+`x ← y − s·fn(x)`, whose error and derivatives `fixed_point.py` knows. A forward pass takes the constants as the parts
+state them; what rests on the contraction (construction, `inverse`, `solve`, `log_det`) also asks whether they hold.
 
 Note [Logarithm of the determinant]
 `log det(I + J) = Σ_k (−1)^(k+1) tr(Jᵏ)/k`, J the Jacobian of `s·fn`. The sum is cut after `terms`, which leaves out at
@@ -17,27 +17,20 @@ random signs v, `vᵀJᵏv` (Hutchinson): their mean is the sum that was cut.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.layers.fixed_point import FixedPoint
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse
-from orthogonium.layers.residual import IF_FN_IS_1_LIPSCHITZ
+from orthogonium.layers.promises import lapse, stated_constant
+from orthogonium.linalg.precision import has_values
 
 _SMALL = 256  # numbers in an input up to which the determinant is computed from the whole Jacobian
-_NOT_EXPANDING = (
-    nn.Identity,
-    nn.ReLU,
-    nn.Tanh,
-    nn.Hardtanh,
-    nn.Softplus,
-    nn.Sigmoid,
-    nn.Flatten,
-    nn.Unflatten,
-)
 
 
 class LogDet(NamedTuple):
@@ -47,38 +40,20 @@ class LogDet(NamedTuple):
     bias: float
 
 
-def promised_constant(module: nn.Module) -> float | None:
-    """The product of the constants that the parts of a chain promise; None if one of them does not."""
-    if type(module) is nn.Sequential:
-        constant = 1.0
-        for child in module:
-            own = promised_constant(child)
-            if own is None:
-                return None
-            constant *= own
-        return constant
-    guarantee = getattr(module, "guarantee", None)
-    if guarantee is IF_FN_IS_1_LIPSCHITZ:
-        inner = promised_constant(module.fn) if isinstance(module.fn, nn.Module) else None
-        return 1.0 if inner is not None and inner <= 1 else None
-    if isinstance(guarantee, Guarantee) and not guarantee.each_output:
-        return guarantee.constant
-    return 1.0 if type(module) in _NOT_EXPANDING else None
-
-
 class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
     """`x + s·fn(x)`, where `s·fn` is a contraction, so that the block can be undone.
 
     `fn` is multiplied by `s = lipschitz / c`, with the constant c that its layers promise (or `constant`), if c is
     larger than `lipschitz`; else s = 1.
 
-    Guarantee: invertible, with constant `1 + lipschitz`; distances shrink by `1 − lipschitz` at most.
+    Guarantee: invertible, with constant `1 + lipschitz`; its inverse has the constant `1 / (1 − lipschitz)`.
 
     Args:
         fn: a module that keeps the shape of its input: a chain (`nn.Sequential`) of constrained layers and activations.
         lipschitz: the constant of the branch, between 0 and 1.
         constant: a Lipschitz constant of `fn`, where its parts do not promise one. It is believed.
-        tolerance: of the inverse, relative to the largest entry: iterations end when their error is bounded by it.
+        tolerance: of the inverse, relative to the largest entry: iterations end when their error is bounded by it. Of
+            its derivatives, relative to their norm.
         max_iterations: of the inverse, at most.
 
     >>> from orthogonium.layers import MaxMin, OrthoLinear
@@ -101,15 +76,11 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
             raise ParameterError(
                 f"iResidual needs a positive tolerance, and iterations: got {tolerance}, {max_iterations}."
             )
-        promised = promised_constant(fn) if constant is None else constant
-        if promised is None or not 0 <= promised < float("inf"):
-            raise ParameterError(
-                "iResidual: fn must be a chain (nn.Sequential) of layers that promise their constant, so that the "
-                f"branch is a contraction whatever the optimizer does: got {type(fn).__name__}. Pass `constant`, if "
-                "you know one."
-            )
+        if constant is not None and not 0 <= constant < float("inf"):
+            raise ParameterError(f"iResidual: `constant`, of fn, must be finite and not negative: got {constant}.")
         self.fn, self.lipschitz, self.constant = fn, lipschitz, constant
         self.tolerance, self.max_iterations = tolerance, max_iterations
+        self._check_promise(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
 
     @property
     def lipschitz(self) -> float:
@@ -127,14 +98,51 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         """Invertible, and it expands by this much at most."""
         return Guarantee("lipschitz", 1 + self.lipschitz)
 
+    @property
+    def inverse_constant(self) -> float:
+        """Distances shrink by the factor `1 − lipschitz` at most."""
+        return 1 / (1 - self.lipschitz)
+
     def branch(self, x: Tensor) -> Tensor:
         """`s·fn(x)`, a contraction."""
-        promised = promised_constant(self.fn) if self.constant is None else self.constant
-        assert promised is not None  # as it was known at construction
-        y = self.fn(x)
+        return self._scaled(x, self._factor(x.dtype))
+
+    def _scaled(self, x: Tensor, factor: float, state: dict[str, Tensor] | None = None) -> Tensor:
+        y = torch.func.functional_call(self.fn, state, (x,)) if state else self.fn(x)
         if y.shape != x.shape:
             raise ShapeError(f"iResidual needs fn to keep the shape: got {tuple(y.shape)} for {tuple(x.shape)}.")
-        return y if promised <= self.lipschitz else y * (self.lipschitz / promised)
+        return y if factor == 1 else y * factor
+
+    def _factor(self, dtype: torch.dtype) -> float:
+        constant = stated_constant(self.fn, dtype) if self.constant is None else self.constant
+        if isinstance(constant, str):
+            raise self._no_promise(constant)
+        return 1.0 if constant <= self.lipschitz else self.lipschitz / constant
+
+    def _check_promise(self, dtype: torch.dtype) -> None:
+        """That the branch is a contraction, Note [Contractions]; where `constant` was given, it is believed."""
+        if self.constant is None:
+            reason = lapse(self.fn)
+            if reason is not None:
+                raise self._no_promise(reason)
+            self._factor(dtype)
+
+    @staticmethod
+    def _no_promise(reason: str) -> ParameterError:
+        return ParameterError(
+            "iResidual: fn must be a chain (nn.Sequential) of layers that promise their constant, so that the branch "
+            f"is a contraction whatever the optimizer does: {reason.rstrip('.')}. Pass `constant`, if you know one."
+        )
+
+    def _check_fixed(self) -> None:
+        """That the branch is one function, of each sample by itself."""
+        for name, module in self.named_modules():
+            if module.training and getattr(module, "running_mean", None) is not None:
+                raise ParameterError(
+                    f"iResidual: in training mode, {type(module).__name__} ({name}) subtracts a mean that "
+                    "depends on the batch and moves with each call, so that there is no one function to undo. Use "
+                    "eval()."
+                )
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
@@ -146,36 +154,47 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
 
     def undo(self, y: Tensor) -> Tensor:
         """The input of this output, by a fixed point."""
-        return self.solve(y)[0]
+        if has_values(y) or torch.compiler.is_dynamo_compiling():
+            return self.solve(y)[0]
+        self._check_contraction(y.dtype)
+        factor = self._factor(y.dtype)
+        return self._fixed_point.unrolled(lambda x: self._scaled(x, factor), y)
 
+    @property
+    def _fixed_point(self) -> FixedPoint:
+        return FixedPoint(self.lipschitz, self.tolerance, self.max_iterations)
+
+    def _check_contraction(self, dtype: torch.dtype) -> None:
+        self._check_promise(dtype)
+        self._check_fixed()
+
+    @torch.compiler.disable  # its loops end where values say so
     def solve(self, y: Tensor) -> tuple[Tensor, float]:
         """The input of this output, and a bound of its error (Euclidean, of each sample; but for rounding).
 
         Raises:
             ParameterError: if `max_iterations` are not enough for `tolerance`, or if steps refute the constant.
         """
-        x, factor, error = y, self.lipschitz / (1 - self.lipschitz), float("inf")
-        scale = max(float(y.detach().abs().max()), torch.finfo(y.dtype).tiny) if y.numel() else 1.0
-        # What rounding adds in a step is never undone: no smaller error is asked for.
-        smallest = 8 * torch.finfo(y.dtype).eps * scale * max(y[0].numel(), 1) ** 0.5 / (1 - self.lipschitz)
-        before: Tensor | None = None
-        for _ in range(self.max_iterations):
-            following = y - self.branch(x)
-            steps = (following - x).detach().flatten(1).norm(dim=1)
-            if before is not None and not bool((steps <= self.lipschitz * 1.00001 * before + 8 * smallest).all()):
-                worst = int((steps - self.lipschitz * before).argmax())
-                raise ParameterError(
-                    f"iResidual: the branch is no contraction with the constant {self.lipschitz}: points at a distance "
-                    f"of {before[worst]:.3g} have images at {steps[worst]:.3g}. Its `constant`, the guarantee of one "
-                    "of its layers, or a hook is wrong."
-                )
-            x, error, before = following, factor * float(steps.max()), steps
-            if error <= max(self.tolerance * scale, smallest):
-                return x, error
-        raise ParameterError(
-            f"iResidual: after {self.max_iterations} iterations the inverse is known to {error:.1e} only, asked for "
-            f"{self.tolerance * scale:.1e}. Allow more iterations, or take a smaller `lipschitz` than {self.lipschitz}."
-        )
+        if not has_values(y):
+            raise ParameterError(
+                "iResidual.solve reads values for the bound of its error, which it cannot inside of transforms and "
+                "traces. Use `inverse()` there."
+            )
+        if y.dim() < 2:
+            raise ShapeError(f"iResidual.solve takes a batch of outputs, (n, …): got shape {tuple(y.shape)}.")
+        self._check_contraction(y.dtype)
+        if not y.numel():
+            return y, 0.0
+        factor = self._factor(y.dtype)
+        # Whoever differentiates the derivative may do so after the end of a `functional_call`.
+        tensors = itertools.chain(self.named_parameters(), self.named_buffers())
+        state = {name.removeprefix("fn."): tensor for name, tensor in tensors}
+
+        def b(x: Tensor) -> Tensor:
+            return self._scaled(x, factor)
+
+        x, error = self._fixed_point.solve(b, y)
+        return self._fixed_point.attach(b, y, x, lambda x: self._scaled(x, factor, state)), error
 
     def log_det(self, x: Tensor, terms: int = 20, probes: int = 1, exact: bool | None = None) -> LogDet:
         """`log |det|` of the Jacobian at each input of a batch.
@@ -186,6 +205,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
             probes: random vectors for each sample, whose estimates are averaged.
             exact: whether to take the determinant of the whole Jacobian; None for up to 256 numbers in an input.
         """
+        self._check_contraction(x.dtype)
         size = x[0].numel()
         if size <= _SMALL if exact is None else exact:
             jacobian = torch.func.vmap(torch.func.jacrev(lambda v: self(v[None])[0]))(x)

@@ -57,6 +57,11 @@ class _ConstrainedLinear(Constrained, nn.Linear):
             )
         return Inverse(self, both_sides=self.out_features == self.in_features)
 
+    @property
+    def inverse_constant(self) -> float | None:
+        """All singular values of the inverse are 1 over those of the layer."""
+        return 1 / self.lipschitz if self.guarantee.kind == "orthogonal" else None
+
     def undo(self, y: Tensor) -> Tensor:
         """The inputs of these outputs."""
         centred = y if self.bias is None else y - self.bias

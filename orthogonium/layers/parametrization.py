@@ -281,17 +281,28 @@ class Constrained(nn.Module):
         There is no such pair after `remove_parametrizations`, beside a second parametrization, hooks or pruning, or in
         `parametrize.cached()`.
         """
-        chains = self._modules.get("parametrizations")
-        if chains is None or parametrize._cache_enabled:
-            return None
-        chain: Any = chains._modules.get("weight")
-        if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
+        chain = self._constrained_chain()
+        if chain is None or parametrize._cache_enabled:
             return None
         constraint = chain._modules["0"]
         if constraint._forward_hooks or constraint._forward_pre_hooks:
             return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)
+
+    def _constrained_chain(self) -> Any:
+        """The `ParametrizationList` of the weight, if its constraint is all that is in it."""
+        chains = self._modules.get("parametrizations")
+        chain: Any = None if chains is None else chains._modules.get("weight")
+        if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
+            return None
+        return chain
+
+    @property
+    def weight_is_constrained(self) -> bool:
+        """Whether the weight is what its constraint builds, of whatever raw parameters: nothing comes after it."""
+        chain = self._constrained_chain()
+        return chain is not None and not chain._forward_hooks and not chain._modules["0"]._forward_hooks
 
     def weight_of(self, source: Source | None) -> Tensor:
         """`weight`, for half the cost of the property where it is kept."""

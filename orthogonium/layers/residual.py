@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
-from orthogonium.layers.inversion import InversionError, inverse
+from orthogonium.layers.inversion import InversionError, check_as_written, inverse
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
@@ -79,6 +79,7 @@ class ConcatResidual(_Residual):
 
     def inverse(self) -> ConcatResidual:
         """Undoes `fn`, if it can be undone."""
+        check_as_written(self, "inverse")
         if not isinstance(self.fn, nn.Module):
             raise InversionError("ConcatResidual: fn is no module, so that nothing is known of its inverse.")
         return ConcatResidual(inverse(self.fn), self.dim)

@@ -89,6 +89,11 @@ class Scale(nn.Module):
         """Division by the factor."""
         return Inverse(self)
 
+    @property
+    def inverse_constant(self) -> float | None:
+        """1 over the factor; a trained factor may come as close to 0 as it likes."""
+        return 1 / self.lipschitz if self.alpha is None else None
+
     def undo(self, y: Tensor) -> Tensor:
         """`y` divided by the factor."""
         return (y / self.factor).to(y.dtype)

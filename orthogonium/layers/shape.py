@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.inversion import check_as_written
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 _TORCH_MODE = {"zeros": "constant", "circular": "circular", "reflect": "reflect", "replicate": "replicate"}
@@ -59,6 +60,7 @@ class InvertibleDownsampling(_Resampling):
 
     def inverse(self) -> InvertibleUpsampling:
         """The layer that undoes this one."""
+        check_as_written(self, "inverse")
         return InvertibleUpsampling(self.factor)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,6 +95,7 @@ class InvertibleUpsampling(_Resampling):
 
     def inverse(self) -> InvertibleDownsampling:
         """The layer that undoes this one."""
+        check_as_written(self, "inverse")
         return InvertibleDownsampling(self.factor)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ that mix channels (MaxMin), whose D is not diagonal: such blocks are not 1-Lipsc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
@@ -96,6 +98,19 @@ def bounded_slopes(activation: Activation, owner: str) -> nn.Module:
     if not holds(activation):
         raise ParameterError(f"{owner}: {activation} leaves slopes in [0, 1], the proof of the block; needs {rule}.")
     return activation
+
+
+def slopes_are_bounded(activation: nn.Module) -> bool:
+    """Whether `bounded_slopes` takes this module."""
+    return type(activation) in _ALLOWED and _ALLOWED[type(activation)][2](activation)
+
+
+def softplus_jumps(threshold: float, dtype: torch.dtype) -> bool:
+    """Whether Softplus jumps by more than rounding: above its threshold torch returns the input.
+
+    The jump is `log(1 + e^-threshold)/β`, at `threshold/β`.
+    """
+    return not (threshold > 0 and math.log1p(math.exp(-threshold)) < torch.finfo(dtype).eps / 8 * threshold)
 
 
 def is_homogeneous(activation: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from orthogonium.layers import (
     AdaptiveOrthoConvTranspose2d,
     AdaptiveSOCConv2d,
     AOLLinear,
+    BatchCentering,
     ChannelShift,
     ChannelShuffle,
     ConcatResidual,
@@ -36,7 +37,7 @@ from orthogonium.layers import (
     inverse,
     iResidual,
 )
-from orthogonium.layers.invertible_residual import promised_constant
+from orthogonium.layers.promises import promised_constant
 from tests.jacobians import jacobians, train
 
 
@@ -132,6 +133,70 @@ def test_random_stacks(seed):
         assert_undone(model, x)
 
 
+@pytest.mark.parametrize(
+    "module,constant",
+    [
+        (OrthoLinear(4, 4, lipschitz=3.0), 1 / 3),
+        (OrthoLinear(3, 5), 1),
+        (AdaptiveOrthoConv2d(2, 8, 3, stride=2, lipschitz=0.5), 2),
+        (iResidual(OrthoLinear(4, 4), lipschitz=0.9), 10),
+        (CReLU(), 2**0.5),
+        (Scale(4.0), 0.25),
+        (Scale(4.0, learnable=True), None),
+    ],
+)
+def test_constants_of_inverses(module, constant):
+    undoing = inverse(module)
+    if constant is None:
+        assert undoing.guarantee is None and promised_constant(undoing) is None
+        with pytest.raises(ParameterError, match="no number bounds what undoes Scale"):
+            iResidual(undoing)
+        return
+    assert undoing.guarantee.constant == pytest.approx(constant) == promised_constant(undoing)
+    if isinstance(module, iResidual):
+        with torch.no_grad():
+            module.fn.weight = -torch.eye(4)  # where the bound is attained
+    features = getattr(getattr(module, "fn", module), "out_features", 8)
+    inputs = (8, 3, 3) if isinstance(module, AdaptiveOrthoConv2d) else (features,)
+    slope = torch.linalg.matrix_norm(jacobians(undoing, torch.randn(3, *inputs)), ord=2)
+    torch.testing.assert_close(slope.max().item(), float(constant), rtol=1e-4, atol=0)
+
+
+def test_branches_with_inverses_are_contractions():
+    steep = iResidual(OrthoLinear(4, 4), lipschitz=0.5)
+    with torch.no_grad():
+        steep.fn.weight = -torch.eye(4)
+    block = iResidual(nn.Sequential(OrthoLinear(4, 4), steep.inverse()), lipschitz=0.5).eval().requires_grad_(False)
+    x = torch.randn(3, 4)
+    jacobian = jacobians(block.branch, x)
+    assert torch.linalg.matrix_norm(jacobian, ord=2).max() <= 0.5 * (1 + 1e-4)
+    expected = torch.linalg.slogdet(torch.eye(4) + jacobian).logabsdet.float()
+    torch.testing.assert_close(block.log_det(x).value, expected)
+    estimate, spread = block.log_det(x, terms=12, probes=60, exact=False), 4 * (2 * 4 * 0.5**2 / 60) ** 0.5
+    assert ((estimate.value - expected).abs() <= estimate.bias + spread).all()
+
+
+@pytest.mark.parametrize("kernel,stride,padding,dilation", [(5, 2, 2, 1), (4, 3, 1, 1), (2, 3, 1, 2)])
+def test_transposed_outputs_must_be_divisible(kernel, stride, padding, dilation):
+    """Else a part of them is cut off, and the layer is no isometry."""
+    sizes = {"stride": stride, "padding": padding, "dilation": dilation, "padding_mode": "circular"}
+    last = dilation * (kernel - 1) + 1 - 2 * padding
+    layer = AdaptiveOrthoConvTranspose2d(2, 1, kernel, **sizes)
+    with pytest.raises(InversionError, match=f"output_padding=.{stride - last}, {stride - last}"):
+        layer.inverse()
+    x = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ShapeError, match="does not divide"):
+        layer.undo(layer(x))
+    mended = AdaptiveOrthoConvTranspose2d(2, 1, kernel, output_padding=stride - last, **sizes)
+    assert_undone(mended, x)
+
+
+def test_images_that_the_stride_does_not_divide_come_back_with_zeros():
+    layer = AdaptiveOrthoConv2d(1, 8, 4, stride=2)
+    x = torch.randn(1, 1, 7, 7)
+    torch.testing.assert_close(layer.inverse()(layer(x)), nn.functional.pad(x, (0, 1, 0, 1)), rtol=0, atol=1e-5)
+
+
 def test_isometries_are_undone_from_the_left():
     tall = OrthoLinear(3, 5)
     undoing = tall.inverse()
@@ -162,7 +227,7 @@ def test_isometries_are_undone_from_the_left():
         (GroupSort(2), "order"),
         (Abs(), "signs"),
         (nn.ReLU(), "no inverse of it is known"),
-        (nn.Flatten(), "shape"),
+        (nn.Flatten(), r"separately, with nn\.Unflatten\(1, shape\) between"),
         (ConcatResidual(torch.abs), "no module"),
         (nn.Sequential(OrthoLinear(4, 4), MaxMin()), r"\(b, a\)"),
     ],
@@ -280,9 +345,47 @@ def test_a_constant_that_is_wrong_is_refuted_by_the_inverse(dtype):
     assert (found - x).norm(dim=1).max() <= error + 1e-6
     hooked = branch().to(dtype)
     hooked[0].register_forward_hook(lambda module, args, output: 50 * output)
-    block = iResidual(hooked, lipschitz=0.8)
+    with pytest.raises(ParameterError, match="forward hooks"):
+        iResidual(hooked, lipschitz=0.8)
+    block = iResidual(hooked, lipschitz=0.8, constant=1.0)
     with pytest.raises(ParameterError, match="hook is wrong"):
         block.solve(block(torch.randn(4, 6, dtype=dtype)))
+
+
+@pytest.mark.parametrize("subtract", ["batch", "running"])
+def test_means_of_batches_are_refused_before_they_move(subtract):
+    center = BatchCentering(6, subtract=subtract)
+    block = iResidual(nn.Sequential(OrthoLinear(6, 6), center, nn.Tanh()), lipschitz=0.5)
+    y = torch.randn(5, 6) + 2
+    for call in (block.solve, block.log_det, block.inverse()):
+        with pytest.raises(ParameterError, match=r"BatchCentering \(fn.1\).*eval"):
+            call(y)
+    assert not center.running_mean.any() and center.num_batches_tracked == 0
+    block.train()(y)
+    assert_undone(block.eval(), y)
+
+
+def test_activations_that_jump_are_refused():
+    """At its threshold nn.Softplus jumps by log(1 + e^-threshold)/beta: torch returns its input above."""
+    for activation in (nn.Softplus(1, 0.0), nn.Softplus(1, 3.0), nn.Softplus(-1.0), nn.LeakyReLU(1.5)):
+        with pytest.raises(ParameterError, match=f"{type(activation).__name__}"):
+            iResidual(nn.Sequential(OrthoLinear(4, 4), activation))
+        assert promised_constant(activation) is None
+    single, double = iResidual(nn.Softplus(), 0.5), iResidual(nn.Softplus(threshold=40.0), 0.5)
+    assert_undone(single, torch.randn(4, 6))
+    assert_undone(double, torch.randn(4, 6, dtype=torch.float64))
+    with pytest.raises(ParameterError, match="40 for float64"):
+        single(torch.randn(4, 6, dtype=torch.float64))
+
+
+def test_outputs_that_cannot_be_undone():
+    block = iResidual(branch())
+    with pytest.raises(ShapeError, match="batch"):
+        block.solve(torch.zeros(6))
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ParameterError, match="NaN or infinite"):
+            block.solve(torch.full((2, 6), value))
+    assert block.solve(torch.zeros(0, 6))[0].shape == (0, 6)
 
 
 @pytest.mark.parametrize("value", [2.0, 1.0, 0.0, -0.5, float("nan"), True])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from orthogonium.certification.rounding import ULPS
 from orthogonium.certification.rules.call import Call, Jump, NoBound, scaled
 from orthogonium.certification.tracked import Tracked
+from orthogonium.layers.slopes import softplus_jumps
 
 aten = torch.ops.aten
 Slopes = tuple[float, float]
@@ -72,13 +73,7 @@ def _celu(call: Call) -> Slopes:
 
 def _softplus(call: Call) -> Slopes:
     beta, threshold = _number(call, "beta"), _number(call, "threshold")
-    # Above the threshold torch returns its input: a jump of log(1 + e^-threshold)/β at threshold/β.
-    invisible = (
-        math.log1p(math.exp(-threshold)) < torch.finfo(call.output.dtype).eps / 8 * threshold
-        if threshold > 0
-        else False
-    )
-    if beta <= 0 or not invisible:
+    if beta <= 0 or softplus_jumps(threshold, call.output.dtype):
         raise NoBound(
             f"Softplus jumps at its threshold of {threshold:g} by more than the rounding of {call.output.dtype}.",
             "Use a larger threshold: 20 for float32, 40 for float64.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -179,6 +181,11 @@ class CReLU(nn.Module):
     def inverse(self) -> Inverse:
         """The first half minus the second."""
         return Inverse(self, both_sides=False)
+
+    @property
+    def inverse_constant(self) -> float:
+        """√2, the norm of a difference of two halves: outputs are further apart than any two of this layer."""
+        return math.sqrt(2)
 
     def undo(self, y: Tensor) -> Tensor:
         """Positive part minus negative part."""

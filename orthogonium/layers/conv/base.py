@@ -84,6 +84,11 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
             )
         return Inverse(self, both_sides=outputs == inputs)
 
+    @property
+    def inverse_constant(self) -> float | None:
+        """No singular value of the inverse, the adjoint over `lipschitz²`, is larger."""
+        return 1 / self.lipschitz if self.smallest == 1 else None
+
     def undo(self, y: Tensor) -> Tensor:
         """The images that these are the outputs of, if the stride divides their size."""
         g = self.geometry
@@ -187,6 +192,32 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         g, border = self.geometry, self.border
         axes = zip(g.extent, border.left, border.right, self.output_padding, g.stride, strict=True)
         return super().covers and all(x - a - b + o <= s for x, a, b, o, s in axes)
+
+    def inverse(self) -> Inverse:
+        """The module that undoes this one, a convolution with the same parameters. See `orthogonium.inverse`."""
+        g, border, made = self.geometry, self.border, super().inverse()
+        # Outputs of m inputs are (m − 1)·stride + last wide, so that the stride divides all of these or none.
+        axes = zip(g.extent, border.left, border.right, self.output_padding, strict=True)
+        last = tuple(x - a - b + o for x, a, b, o in axes)
+        if not border.same and last != g.stride:
+            needed = tuple(o + s - n for o, s, n in zip(self.output_padding, g.stride, last, strict=True))
+            raise InversionError(
+                f"{type(self).__name__}: m inputs give (m − 1)·{g.stride} + {last} outputs, which the stride does not "
+                f"divide: what is cut off does not come back. Use output_padding={needed}, or padding='same'."
+            )
+        return made
+
+    def undo(self, y: Tensor) -> Tensor:
+        """The images that these are the outputs of; the stride must divide the outputs."""
+        g = self.geometry
+        check_image(y, g.dims, g.in_channels, type(self).__name__)
+        sizes = tuple(y.shape[-g.dims :])
+        if any(n % s for n, s in zip(sizes, g.stride, strict=True)):
+            raise ShapeError(
+                f"{type(self).__name__}: outputs of size {sizes} do not determine their inputs, since the stride "
+                f"{g.stride} does not divide it. Use output_padding, or an output_size that it divides."
+            )
+        return super().undo(y)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the adjoint of the convolution; `output_size` picks one of the image sizes it could come from."""
