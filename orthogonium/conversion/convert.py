@@ -17,6 +17,7 @@ from orthogonium.certification.failures import RefutedError, TraceError, Unbound
 from orthogonium.conversion.agreement import agreement
 from orthogonium.conversion.constant import with_constant
 from orthogonium.conversion.constrained import Settings
+from orthogonium.conversion.expansion import expansions
 from orthogonium.conversion.flags import take_over_flags
 from orthogonium.conversion.graph import Converter
 from orthogonium.conversion.loose import convert_modules
@@ -101,6 +102,7 @@ def convert(
     if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
         head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
         bound = _bound(new, shape, refused)
+    refused += expansions(new, shape, bound, lipschitz, refused)
     agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else (None, None)
     new.train(model.training)
     take_over_flags(model, network, held)
