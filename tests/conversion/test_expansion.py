@@ -75,7 +75,8 @@ def test_what_brings_the_bound_above_the_constant_is_named():
     model = nn.Sequential(OrthoLinear(4, 4, lipschitz=3.0), nn.ReLU(), OrthoLinear(4, 2))
     found = convert(model, (4,))
     assert found.model.get_submodule("0").lipschitz == 3 and found.bound == pytest.approx(3, rel=1e-4)
-    (refusal,) = expansions(found.model.eval(), (4,), found.bound, 1.0, [])
+    (refusal,) = found.refused
+    assert expansions(found.model.eval(), (4,), found.bound, 1.0, []) == [refusal]
     assert refusal.name == "0" and "factor 3" in refusal.reason and "instead of 1" in refusal.reason
     assert expansions(found.model, (4,), found.bound, 1.0, [refusal]) == []
     assert expansions(found.model, (4,), 1.0005, 1.0, []) == [] == expansions(found.model, (4,), math.inf, 1.0, [])
