@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 from torch import Tensor, fx, nn
 
+from orthogonium.conversion.scaled import Scaled
+
 
 def take_over_flags(model: nn.Module, new: nn.Module, held: set[Tensor]) -> None:
     """Freeze what takes the place of frozen parameters, and give every module the mode of the one it stands for.
@@ -36,7 +38,7 @@ def _places(new: nn.Module, known: Collection[str]) -> dict[nn.Module, str]:
             if node.op == "call_module":
                 calls = list(node.meta.get("nn_module_stack", {}).values())
                 places[new.get_submodule(str(node.target))] = calls[-1][0] if calls else ""
-    return places
+    return places | {module.fn: path for module, path in places.items() if isinstance(module, Scaled)}
 
 
 def _is_trained(model: nn.Module, path: str, name: str) -> bool:

@@ -105,21 +105,18 @@ def _departure_of_weight(layer: Constrained, statement: str) -> str | None:
 
 def _extreme_singular_values(layer: Constrained, weight: Tensor) -> tuple[float, float] | None:
     """The smallest and the largest singular value of a plain weight, or bounds of them; None for weights of blocks."""
+    if not isinstance(layer, nn.Linear) and not hasattr(layer, "geometry"):
+        return None
     kept = _measured.get(layer)
     if kept is None or not kept.is_current((weight,)):
-        found = _measure(layer, weight.detach())
-        if found is None:
-            return None
-        kept = _measured[layer] = Kept((weight,), lambda _: found)
+        kept = _measured[layer] = Kept((weight,), lambda raw: _measure(layer, *raw))
     smallest, largest = kept.weight.tolist()
     return smallest, largest
 
 
-def _measure(layer: Any, weight: Tensor) -> Tensor | None:
+def _measure(layer: Any, weight: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         values = torch.linalg.svdvals(weight.double())
-    elif not hasattr(layer, "geometry"):
-        return None
     else:
         g = layer.geometry  # of a convolution, to which a transposed one is the adjoint
         window = {"stride": g.stride, "dilation": g.dilation, "groups": g.groups}

@@ -154,7 +154,9 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
 
     def undo(self, y: Tensor) -> Tensor:
         """The input of this output, by a fixed point."""
-        if has_values(y) or torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling():  # the loops of `solve` end where values say so
+            return torch.compiler.disable(self.solve)(y)[0]
+        if has_values(y):
             return self.solve(y)[0]
         self._check_contraction(y.dtype)
         factor = self._factor(y.dtype)
@@ -168,7 +170,6 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         self._check_promise(dtype)
         self._check_fixed()
 
-    @torch.compiler.disable  # its loops end where values say so
     def solve(self, y: Tensor) -> tuple[Tensor, float]:
         """The input of this output, and a bound of its error (Euclidean, of each sample; but for rounding).
 

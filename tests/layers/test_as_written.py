@@ -231,6 +231,18 @@ def test_frozen_blocks_are_undone():
         frozen.solve(x)
 
 
+def test_frozen_layers_in_inference_mode():
+    layer, x = freeze(OrthoLinear(4, 4)), torch.randn(2, 4)
+    with torch.inference_mode():
+        for module in (layer, freeze(OrthoLinear(4, 4))):
+            undoing = module.inverse()
+            for _ in range(2):
+                torch.testing.assert_close(undoing(module(x)), x, rtol=0, atol=1e-5)
+            module.weight *= 2
+            with pytest.raises(InversionError, match="left its constraint"):
+                undoing(x)
+
+
 def test_pruned_raw_parameters_keep_the_promise():
     """Masks of raw parameters come before the constraint, and so do the caches of torch."""
     layer = OrthoLinear(4, 4)
