@@ -168,28 +168,35 @@ def _outcome(result: RunResult) -> str:
 
 
 def _show(found: Comparison) -> None:
-    """Print the table; the page and the files have more columns."""
+    """Print costs and accuracies; the page and the files have more."""
     from orthogonium.comparison.page import with_spread
     from orthogonium.report.sections import radius_text
 
-    eps = [radius_text(e) for e in found.plan.recipe.eps]
-    columns = ["method", "params", "ms/step", "MB", "clean"]
-    columns += [*(f"cert. {e}" for e in eps), *(f"att. {e}" for e in eps)]
-    rows, remarks = [], []
+    recipe = found.plan.recipe
+    eps = [radius_text(e) for e in recipe.eps]
+    costs, certified, attacked, remarks = [], [], [], []
     for row in found.rows:
-        f = row.figures(found.plan.recipe.eps)
-        accuracies = [f["accuracy"], *(f[f"certified@{e}"] for e in eps), *(f[f"attacked@{e}"] for e in eps)]
-        cells = [
-            "–" if f["parameters"] is None else f"{f['parameters'].mean:.0f}",
-            with_spread(f["step_seconds"], lambda x: f"{1e3 * x:.3g}"),
-            with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}"),
-            *(with_spread(accuracy, percent) for accuracy in accuracies),
-        ]
-        rows.append([row.name, *cells])
+        f = row.figures(recipe.eps)
+        costs.append(
+            [
+                row.name,
+                "–" if f["parameters"] is None else f"{f['parameters'].mean:.0f}",
+                with_spread(f["step_seconds"], lambda x: f"{1e3 * x:.3g}"),
+                with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
+                with_spread(f["steps"], lambda x: f"{x:.0f}"),
+                with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}"),
+            ]
+        )
+        of_all = [f["accuracy"], *(f[f"certified@{e}"] for e in eps)]
+        certified.append([row.name, *(with_spread(x, percent) for x in of_all)])
+        attacked.append([row.name, *(with_spread(f[f"attacked@{e}"], percent) for e in eps)])
         remarks += [f"{row.name}: {remark}" for remark in row.remarks]
-    print_table(f"{found.plan.recipe.model} on {found.plan.recipe.data}, {found.plan.budget} each", columns, rows)
+    columns = ["method", "parameters", "ms/step", "images/s", "steps", "MB"]
+    print_table(f"{recipe.model} on {recipe.data}, {found.plan.budget} each", columns, costs)
+    print_table("Certified accuracy, of all test inputs", ["method", "clean", *eps], certified)
     inputs = next((result.attacked_inputs for row in found.rows for result in row.results if result.attacked_inputs), 0)
     if inputs:
-        print(f"Attacked (att.): {inputs} test inputs, evenly spread. Certified (cert.): all test inputs.")
+        title = f"Accuracy under attack, of {inputs} test inputs, evenly spread"
+        print_table(title, ["method", *eps], attacked)
     for remark in remarks:
         print(remark)
