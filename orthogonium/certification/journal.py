@@ -17,6 +17,7 @@ from orthogonium.certification.steps import Step, type_name
 from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Base
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.layers.wrappers import is_hooked
 
 _GATED = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 _SUM = "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1."
@@ -55,13 +56,13 @@ class Journal:
         """A module ends: the arithmetic of a layer of ours is one step of the report; the steps of its parts stay."""
         first = self.marks.pop()
         guarantee = getattr(module, "guarantee", None)
-        source = next((t for t in args if isinstance(t, Tracked) and not t.constant), None)
-        if not isinstance(guarantee, Guarantee) or source is None or not isinstance(output, Tracked) or output.constant:
+        sources = [t for t in args if isinstance(t, Tracked) and not t.constant]
+        if not isinstance(guarantee, Guarantee) or not sources or not isinstance(output, Tracked) or output.constant:
             return
         place = self.place
         own = [s for s in self.steps[first:] if s.place == place and s.kind == "constant"]
         with self.pause():
-            before, after = source.form().bound, output.form().bound
+            before, after = max(source.form().bound for source in sources), output.form().bound
         if not own or not 0 < before < math.inf or math.isinf(after):
             return
         self.steps[first:] = [s for s in self.steps[first:] if s not in own]
@@ -69,7 +70,8 @@ class Journal:
         factor = after / before
         name = f"hook of {type_name(module)}" if itself else type_name(module)
         leaf = not any(name != "parametrizations" for name, _ in module.named_children())
-        broken = f"Its guarantee is broken: with its forward hooks, as it runs, it is {factor:.6g}-Lipschitz at most."
+        hooks = "with its forward hooks, " if is_hooked(module) else ""
+        broken = f"Its guarantee is broken: {hooks}as it runs, it is {factor:.6g}-Lipschitz at most."
         warnings = (broken,) if leaf and factor > guarantee.constant * (1 + 1e-4) else ()
         self.steps.append(Step(place, name, factor, "constant", after, guarantee=str(guarantee), warnings=warnings))
 

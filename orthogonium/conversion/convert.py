@@ -27,6 +27,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.methods import METHODS
 
 _ROUNDING = 1.01  # of a bound, at most: the head makes up for it
+_WRITTEN = "The forward pass writes into it, whatever the input. That is left out: do it beside the forward pass."
 
 
 def convert(
@@ -95,6 +96,7 @@ def convert(
         converter = Converter(graph, settings)
         network = converter.run()
         changes, refused = converter.changes, converter.refused
+        refused += [Refusal(name, "write", _WRITTEN) for name in graph.meta["written"]]
     new = network if lipschitz == 1 else with_constant(network, lipschitz, keep)
     refused += _lost(model)
     bound = _bound(new.eval(), shape, refused)

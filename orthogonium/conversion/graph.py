@@ -236,10 +236,15 @@ class Converter(Edits):
     def _operation(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         shape = shape_of(node)
         values = [n for n in inputs if shape_of(n) is not None]
-        if node.target in CONCATENATIONS and len(values) > 1:
+        if shape is not None and not any("tensor_meta" in n.meta for n in inputs):
+            del self.units[node]  # of sizes alone: a constant
+        elif node.target in CONCATENATIONS and len(values) > 1:
             self._concatenate(node, values)
         elif node.target in SUMS and len(values) == 2:
             self._sum(node, values)
+        elif node.target in CONCATENATIONS and _beside_constants(node, values):
+            if self.units[values[0]] != 1:
+                raise CannotConvertError("It concatenates constants, which are not in the unit of the value.")
         elif len(values) > 1:
             raise CannotConvertError("It combines two values that both depend on the input: a product has no bound.")
         elif shape is None or node.target in MOVEMENT and not _arithmetic(node) and not picks_entries(node):
@@ -355,6 +360,12 @@ class Converter(Edits):
             raise CannotConvertError(
                 f"The constant that is added cannot be brought into the unit {unit:.4g} of the value."
             )
+
+
+def _beside_constants(node: fx.Node, values: list[fx.Node]) -> bool:
+    """Whether a value is concatenated once, with constants alone: distances stay as they are."""
+    listed = node.args[0]
+    return isinstance(listed, list | tuple) and [x for x in listed if x in values] == values and not node.kwargs
 
 
 def _arithmetic(node: fx.Node) -> bool:

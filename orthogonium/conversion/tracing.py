@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from orthogonium.conversion.writes import RecordedRun
+from orthogonium.layers.as_written import replaced_methods
+from orthogonium.layers.wrappers import UNTRACEABLE
 
 
 def _augmented(operation: Callable[..., Any]) -> Callable[..., fx.Proxy]:
@@ -37,7 +39,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         home = getattr(type(m).forward, "__module__", None) or ""  # of code without a module there is none
-        if "forward" in vars(m) or not home.startswith(("torch.nn.", "torch.ao.", "orthogonium.")):
+        if replaced_methods(m) or not home.startswith(("torch.nn.", "torch.ao.", "orthogonium.")):
             return False
         return m.__module__.startswith("orthogonium.") or super().is_leaf_module(m, module_qualified_name)
 
@@ -51,16 +53,24 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> tuple[fx.GraphModule | None, str]:
-    """The graph of the forward pass; or None, and why there is none."""
+    """The graph of the forward pass; or None, and why there is none.
+
+    Tensors of the model that the forward pass writes into, whatever its input, are `meta["written"]` of the graph:
+    such writes happen in the trace, and not in the graph.
+    """
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    versions = {name: tensor._version for name, tensor in held.items() if not tensor.is_inference()}
     try:
         with torch.enable_grad():
             graph = _Tracer().trace(model)
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:  # control flow by values
+    except UNTRACEABLE as error:
         return None, f"The forward pass cannot be traced ({error}): its sums and concatenations stay as they are."
     inputs = [node for node in graph.nodes if node.op == "placeholder" and not node.args]
     if len(inputs) != 1:
         return None, f"The forward pass takes {len(inputs)} inputs: only networks of one tensor have a bound."
-    return fx.GraphModule(model, graph, class_name=type(model).__name__), ""
+    found = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    found.meta["written"] = [name for name, version in versions.items() if held[name]._version != version]
+    return found, ""
 
 
 def shapes_of(graph: fx.GraphModule, x: Tensor) -> None:

@@ -34,10 +34,18 @@ _TOLERANCE = 1e-4  # of singular values, as in audits; rounded to half precision
 _measured: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()  # of plain weights, [σ_min, σ_max]
 
 
+def replaced_methods(module: nn.Module) -> list[str]:
+    """Methods that a module has of its own, in the place of those of its class."""
+    kind = parametrize.type_before_parametrizations(module)
+    compiled = "_compiled_call_impl"  # of `module.compile()`: the same, faster
+    own = {name for name, value in vars(module).items() if callable(value)} - {compiled}
+    return sorted(name for name in own if hasattr(kind, name))
+
+
 def overridden(module: nn.Module, stated_by: type) -> list[str]:
     """What the module, or a class of others below `stated_by`, has replaced of what that class has."""
     kind = parametrize.type_before_parametrizations(module)
-    own = [name for name, value in vars(module).items() if callable(value) and hasattr(kind, name)]
+    own = replaced_methods(module)
     below = kind.__mro__[: kind.__mro__.index(stated_by)]
     names = {name for child in below if not child.__module__.startswith(_PACKAGE) for name in vars(child)}
     return own + sorted(name for name in names - _SETTINGS if hasattr(stated_by, name))

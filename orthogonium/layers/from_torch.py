@@ -22,7 +22,8 @@ from orthogonium.methods.kernel import Kernels
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-_SAMPLES = 512  # vectors or pixels that a block is fitted on
+_SAMPLES = 8192  # vectors or pixels that a block is compared on, and fitted on at most
+_FEWEST, _OUTPUTS_PER_PARAMETER = 512, 8  # of the inputs of a fit: with fewer, it would fit these inputs alone
 
 
 def _arguments(layer: Any) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
     if "inner_dim" in accepted:
         given["inner_dim"] = layer.out_features
     made = cls(**{**given, **options})
+    _check_direction(made, layer)
     for sizes in (("in_features", "out_features"), ("in_channels", "out_channels")):
         wanted = [getattr(layer, name, None) for name in sizes]
         found = [getattr(made, name, None) for name in sizes]
@@ -75,6 +77,17 @@ def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
                 f"{cls.__name__} would map {found[0]} → {found[1]}, the layer maps {wanted[0]} → {wanted[1]}."
             )
     return made
+
+
+def _check_direction(made: Any, layer: Any) -> None:
+    """Of the same shape, the weight of a transposed convolution means another thing."""
+    own, other = (getattr(x, "transposed", None) for x in (made, layer))
+    if None not in (own, other) and own != other:
+        names = [f"{type(x).__name__} ({'' if x.transposed else 'not '}transposed)" for x in (made, layer)]
+        raise GeometryError(
+            f"{names[0]} and {names[1]}: the weight of the one is that of the adjoint of the other. Use layers that "
+            "are both transposed, or both not."
+        )
 
 
 def _left(layer: Any) -> tuple[int, ...]:
@@ -177,10 +190,11 @@ def _assign(parameters: list[Tensor], values: tuple[Tensor, ...]) -> None:
 def distance(made: Any, layer: Any, up_to_scale: bool) -> float:
     """`Constrained.distance_to`."""
     with torch.no_grad():
+        _check_direction(made, layer)
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and not hasattr(made, "packing"):
             target, own = _embedded(made, layer).double(), made.weight.double()
         else:
-            x = _inputs(layer)
+            x = _inputs(layer, _SAMPLES, seed=0x5EED)  # not those that it may have been fitted on
             target, own = made.activation(layer(x)).double(), made(x).double()
         scale = (own * target).sum() / own.square().sum() if up_to_scale else 1.0
         return float((scale * own - target).norm() / target.norm().clamp_min(torch.finfo(torch.float64).tiny))
@@ -196,23 +210,25 @@ def scale_of(made: Any, layer: Any) -> float:
 # ── blocks with an activation inside ──
 
 
-def _inputs(layer: Any) -> Tensor:
-    """Normal inputs, always the same: vectors, or images that the kernel fits in."""
+def _inputs(layer: Any, samples: int, seed: int) -> Tensor:
+    """Normal inputs, always the same: vectors, or images that the kernel fits in with as many pixels."""
     weight: Tensor = layer.weight
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     if isinstance(layer, nn.Linear):
-        shape: tuple[int, ...] = (_SAMPLES, layer.in_features)
+        shape: tuple[int, ...] = (samples, layer.in_features)
     else:
         axes = zip(layer.dilation, layer.kernel_size, layer.stride, strict=True)
         size = [max(8, 2 * d * (k - 1), 2 * s) for d, k, s in axes]
-        shape = (max(2, _SAMPLES // math.prod(size)), layer.in_channels, *size)
+        shape = (max(2, samples // math.prod(size)), layer.in_channels, *size)
     return torch.randn(shape, generator=generator).to(weight)
 
 
 def _fit_block(made: Any, layer: Any, steps: int) -> None:
     """Raw parameters and bias for which the block does what the activation makes of the layer, on normal inputs."""
     block = deepcopy(made).double()
-    x = _inputs(layer).double()
+    outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels / math.prod(layer.stride)
+    wanted = _OUTPUTS_PER_PARAMETER * sum(p.numel() for p in block.parameters()) / outputs
+    x = _inputs(layer, int(min(max(wanted, _FEWEST), _SAMPLES)), seed=0xF17).double()
     with torch.no_grad():
         plain = deepcopy(layer).double()
         target = block.activation(plain(x))

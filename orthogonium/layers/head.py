@@ -4,8 +4,8 @@ Note [The layer that speaks last]
 What a model returns is read off its forward pass, traced symbolically (`torch.fx`) without an input: the names and the
 order of its layers say nothing. On the way from the output back to the head there may be other modules, whose forward
 is traced in turn, and modules that keep each logit 1-Lipschitz; anything else (a scaled output, a write in place, a
-hook) makes the head unknown, as does a forward pass that cannot be traced. The weight the head applies is measured,
-constrained or not.
+hook) makes the head unknown, as do a forward pass that cannot be traced, and one that ends in another layer in training
+than in evaluation. The weight the head applies is measured, constrained or not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from orthogonium.layers.linear import OrthoLinear, SpectralLinear, UnitNormLinear
-from orthogonium.layers.wrappers import is_hooked, unwrapped
+from orthogonium.layers.wrappers import UNTRACEABLE, is_hooked, unwrapped
 
 _TOLERANCE = 1e-4  # of the norm of a weight, for rounding
 _HEADS = (OrthoLinear, SpectralLinear, UnitNormLinear)
@@ -35,7 +35,7 @@ def _returned(module: nn.Module) -> nn.Module | None:
     """The module whose output `module` returns; None if it does not return that of one, untouched."""
     try:
         graph = _Shallow().trace(module)
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):  # control flow that depends on values
+    except UNTRACEABLE:
         return None
     (output,) = (node for node in graph.nodes if node.op == "output")
     node = output.args[0]
@@ -53,6 +53,18 @@ def _hooked(module: nn.Module) -> bool:
 
 def _last_layer(model: nn.Module) -> nn.Linear | None:
     """The dense layer with a known constraint whose output the model returns. Note [The layer that speaks last]."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        in_evaluation = _last_layer_in(model, training=False)
+        return in_evaluation if _last_layer_in(model, training=True) is in_evaluation else None
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _last_layer_in(model: nn.Module, training: bool) -> nn.Linear | None:
+    for part in model.modules():
+        part.training = training  # `train()` may do more than to set the mode
     module: nn.Module | None = unwrapped(model)
     while module is not None and not _hooked(module):
         if isinstance(module, _HEADS):

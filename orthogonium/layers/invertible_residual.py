@@ -18,6 +18,7 @@ random signs v, `vᵀJᵏv` (Hutchinson): their mean is the sum that was cut.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from orthogonium.layers.fixed_point import FixedPoint
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.promises import lapse, stated_constant
+from orthogonium.layers.residual import apply_branch
 from orthogonium.linalg.precision import has_values
 
 _SMALL = 256  # numbers in an input up to which the determinant is computed from the whole Jacobian
@@ -108,7 +110,8 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         return self._scaled(x, self._factor(x.dtype))
 
     def _scaled(self, x: Tensor, factor: float, state: dict[str, Tensor] | None = None) -> Tensor:
-        y = torch.func.functional_call(self.fn, state, (x,)) if state else self.fn(x)
+        fn = partial(torch.func.functional_call, self.fn, state) if state else self.fn
+        y = apply_branch(fn, x, "iResidual")
         if y.shape != x.shape:
             raise ShapeError(f"iResidual needs fn to keep the shape: got {tuple(y.shape)} for {tuple(x.shape)}.")
         return y if factor == 1 else y * factor

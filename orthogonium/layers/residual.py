@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import InversionError, check_as_written, inverse
+from orthogonium.linalg.precision import has_values
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
@@ -24,6 +25,23 @@ def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
         raise ShapeError(
             f"{wrapper} needs fn to keep the shape of its input: fn received {tuple(x.shape)} and returned "
             f"{tuple(y.shape)}. Use stride 1, 'same' padding and equal channels inside, or leave the layer outside."
+        )
+    return y
+
+
+def apply_branch(fn: Callable[[Tensor], Tensor], x: Tensor, wrapper: str) -> Tensor:
+    """`fn(x)`, for wrappers that read x again: fn must not write into it.
+
+    Where torch does not count writes (compilers, transforms, inference mode), fn receives a copy.
+    """
+    if not has_values(x) or x.is_inference():
+        return fn(x.clone())
+    version = x._version
+    y = fn(x)
+    if x._version != version:
+        raise ParameterError(
+            f"{wrapper}: fn writes into its input, which the skip connection reads. Use inplace=False in its first "
+            "layers."
         )
     return y
 
@@ -113,7 +131,7 @@ class L2NormResidual(_Residual):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        y = _same_shape(x, self.fn(x), "L2NormResidual")
+        y = _same_shape(x, apply_branch(self.fn, x, "L2NormResidual"), "L2NormResidual")
         a, b = _precise(x), _precise(y)
         return torch.sqrt(0.5 * (a * a + b * b) + self.eps).to(x.dtype)
 
@@ -167,7 +185,7 @@ class AdditiveResidual(_GatedResidual):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        y = _same_shape(x, self.fn(x), "AdditiveResidual")
+        y = _same_shape(x, apply_branch(self.fn, x, "AdditiveResidual"), "AdditiveResidual")
         alpha = self._gate()
         # Both weights by a sigmoid: 1 − sigmoid(α) would cancel for large α.
         return (torch.sigmoid(alpha) * _precise(x) + torch.sigmoid(-alpha) * _precise(y)).to(x.dtype)

@@ -20,8 +20,10 @@ from orthogonium.layers.activations import (
     SoftHuber,
 )
 from orthogonium.layers.affine_relu import affine_relu
+from orthogonium.layers.as_written import departure, replaced_methods
 from orthogonium.layers.batch_statistics import per_channel
 from orthogonium.layers.normalization import BatchCentering
+from orthogonium.layers.wrappers import UNTRACEABLE, is_hooked
 
 _REWRITTEN = (MaxMin, GroupSort, Abs, HouseHolder, NActivation)
 _REFUSED = (FullSort, HouseHolder_Order_2, SoftHuber)
@@ -50,7 +52,7 @@ class _Tracer(fx.Tracer):
 def _graph(model: nn.Module) -> fx.Graph | None:
     try:
         return _Tracer().trace(model)
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):  # control flow that depends on values
+    except UNTRACEABLE:
         return None
 
 
@@ -64,10 +66,17 @@ def rewrite(model: nn.Module, input_shape: Sequence[int] | None) -> None:
             f"{', '.join(refused)} sort more than pairs or are curved. Train with one of these, or freeze without "
             "activations='relu'."
         )
+    for name, module in model.named_modules():
+        reason = departure(module, "guarantee") if isinstance(module, (*_REWRITTEN, BatchCentering)) else None
+        if reason is not None:
+            raise ExportError(f"activations='relu' writes {name or 'the model'} as its class states it. But {reason}")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    generator = torch.Generator().manual_seed(0)
+    sample = None if input_shape is None else torch.randn(2, *input_shape, generator=generator).to(like)
+    expected = None if sample is None else _output(model, sample)
     graph = _graph(model)
     _fold_centering(model, graph)
-    channels = _channels_in_graph(model, graph) if input_shape is None else _channels_in_call(model, tuple(input_shape))
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    channels = _channels_in_graph(model, graph) if sample is None else _channels_in_call(model, sample)
     for name, module in list(model.named_modules()):
         if not isinstance(module, _REWRITTEN):
             continue
@@ -79,6 +88,25 @@ def rewrite(model: nn.Module, input_shape: Sequence[int] | None) -> None:
         new = affine_relu(module, channels[module], like)
         assert new is not None
         _replace(model, module, new)
+    if sample is not None and expected is not None:
+        _compare(_output(model, sample), expected)
+
+
+@torch.no_grad()
+def _output(model: nn.Module, x: Tensor) -> Tensor | None:
+    y = model(x)
+    return y if isinstance(y, Tensor) and y.numel() else None
+
+
+def _compare(found: Tensor | None, expected: Tensor) -> None:
+    """That the network does what it did, on one batch."""
+    off = float("nan") if found is None else float((found - expected).abs().max())
+    # Rounding, which each layer adds to.
+    if not off <= torch.finfo(expected.dtype).eps ** 0.5 * max(1.0, float(expected.abs().max())):
+        raise ExportError(
+            f"activations='relu' would change the outputs by {off:.2g}: the network uses its activations or layers in "
+            "a way that cannot be rewritten. Freeze it without activations='relu'."
+        )
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -97,18 +125,29 @@ def _fold_centering(model: nn.Module, graph: fx.Graph | None) -> None:
     calls: dict[str, int] = {}
     for node in nodes:
         calls[str(node.target)] = calls.get(str(node.target), 0) + 1
+    # Modules inside of others that the graph does not look into may be there, too.
+    standing = [child for parent in model.modules() for child in parent.children()]
+    read = {str(node.target) for node in (() if graph is None else graph.nodes) if node.op == "get_attr"}
     before: dict[nn.Module, Any] = {}
     for node in nodes:
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
             continue
-        layer = model.get_submodule(str(source.target))
+        layer, follower = (model.get_submodule(str(n.target)) for n in (source, node))
         once = calls[str(source.target)] == calls[str(node.target)] == 1
-        if once and isinstance(layer, _WEIGHTED):
-            before[model.get_submodule(str(node.target))] = layer
+        alone = all(standing.count(m) == 1 for m in (layer, follower)) and f"{source.target}.bias" not in read
+        if once and alone and isinstance(layer, _WEIGHTED) and _is_as_torch_has_it(layer):
+            before[follower] = layer
     for module in list(model.modules()):
         if isinstance(module, BatchCentering):
             _fold_one(model, module, before.get(module))
+
+
+def _is_as_torch_has_it(layer: nn.Module) -> bool:
+    """Whether its bias is added last: no hook and no method of others comes after it."""
+    kinds = type(layer).__mro__[: type(layer).__mro__.index(nn.Module)]
+    own = all(kind.__module__.startswith(("torch.nn.", "orthogonium.")) for kind in kinds)
+    return own and not is_hooked(layer) and not replaced_methods(layer)
 
 
 @torch.no_grad()
@@ -149,17 +188,16 @@ def _keeps_channels(module: nn.Module | None, node: fx.Node, inputs: list[int]) 
     return len(set(inputs)) == 1 and getattr(node.target, "__name__", "") in ("add", "sub", "iadd")
 
 
-def _channels_in_call(model: nn.Module, shape: tuple[int, ...]) -> dict[nn.Module, int]:
-    """Of each activation, in a call with zeros of this shape."""
+def _channels_in_call(model: nn.Module, sample: Tensor) -> dict[nn.Module, int]:
+    """Of each activation, in a call."""
     found: dict[nn.Module, int] = {}
 
     def note(module: Any, inputs: tuple[Any, ...]) -> None:
         found[module] = inputs[0].shape[getattr(module, "axis", 1)]
 
     handles = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, _REWRITTEN)]
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     with torch.no_grad():
-        model(like.new_zeros(2, *shape))
+        model(sample)
     for handle in handles:
         handle.remove()
     return found

@@ -1,8 +1,11 @@
-"""Wrappers for devices and compilers, which compute what the module inside of them does."""
+"""What stands around a module: hooks, and wrappers for devices and compilers, which compute what it does."""
 
 from __future__ import annotations
 
 from torch import nn
+
+# What torch.fx raises of a forward pass whose course depends on values, or with layers that are in no module.
+UNTRACEABLE = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NameError)
 
 
 def is_hooked(module: nn.Module) -> bool:

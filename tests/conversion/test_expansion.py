@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import orthogonium
 from orthogonium import convert
 from orthogonium.conversion.expansion import expansions
-from orthogonium.layers import OrthoLinear
+from orthogonium.layers import ConvexSum, OrthoLinear, Scale, UnitConcat
 from tests.conversion.test_kept_function import largest_error
 
 
@@ -172,3 +173,23 @@ def test_modules_that_are_called_by_keyword():
         assert len(convert(Keywords(), (6,)).changes) == 3
     found = convert(Keywords(), (6,))
     assert found.refused == () and found.bound <= 1 + 1e-4 and found.changes[1].after == "MaxMin()"
+
+
+class Blamed(nn.Module):
+    """A layer that expands behind a join of branches with unequal bounds."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.small, self.large, self.join, self.loud = Scale(0.1), Scale(0.9), join, Scale(3.0)
+
+    def forward(self, x):
+        return self.loud(self.join(self.small(x), self.large(x)))
+
+
+@pytest.mark.parametrize("join", [ConvexSum([1, 1]), UnitConcat(2, 1)])
+def test_joins_are_not_blamed_for_the_smaller_of_their_branches(join):
+    found = orthogonium.audit(Blamed(join), (4,))
+    rows = {row.name: row for row in found.rows}
+    assert not found.warnings and rows["join"].contribution <= 1 and rows["loud"].contribution == pytest.approx(3)
+    found = convert(Blamed(join), (4,), "aol")
+    assert not any(r.name == "join" for r in found.refused)

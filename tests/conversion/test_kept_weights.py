@@ -96,3 +96,19 @@ def test_methods_that_scale_keep_the_network_up_to_a_factor(make):
         after, before = after - after.mean(1, keepdim=True), before - before.mean(1, keepdim=True)
     assert F.cosine_similarity(after.flatten(), before.flatten(), dim=0) > 1 - 1e-6
     assert found.agreement > 1 - 1e-6
+
+
+def test_the_state_of_a_kept_network_has_its_units():
+    def network():
+        layers = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(64, 4)]
+        return nn.Sequential(*layers, nn.Tanh(), nn.Linear(4, 3))
+
+    one, other = network(), network()
+    with torch.no_grad():
+        one[0].weight.mul_(3)
+    kept = convert(one, (2, 4, 4), "aol", weights="keep").model.eval()
+    x = torch.randn(8, 2, 4, 4)
+    for options in ({"weights": "keep"}, {"activation": "keep"}):
+        into = convert(other, (2, 4, 4), "aol", **options).model.eval()
+        into.load_state_dict(kept.state_dict())
+        torch.testing.assert_close(into(x), kept(x))

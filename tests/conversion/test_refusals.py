@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import orthogonium
@@ -193,3 +194,59 @@ def test_mistakes():
     with pytest.raises(ParameterError, match="takes a module"):
         convert(torch.relu, (3,))
     assert "convert" in dir(orthogonium)
+
+
+def test_methods_replaced_on_an_instance_are_followed():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 3))
+    conv = model[0]
+    conv._conv_forward = lambda x, weight, bias: 5 * F.conv2d(x, weight, bias, padding=1)
+    found = convert(model, (1, 4, 4), "aol")
+    assert any("5" in change.before or "mul" in change.before for change in found.changes) or found.refused
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.layer(x)
+
+
+def test_writes_into_buffers_are_named():
+    model = Counts()
+    found = convert(model, (3,))
+    assert [r.name for r in found.refused] == ["calls"] and model.calls == 0
+
+
+class ClassToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.layer = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1))
+
+
+def test_constants_of_the_size_of_a_batch():
+    found = convert(ClassToken(), (3, 4))
+    assert found.refused == () and found.bound <= 1 + 1e-4
+    assert found.model(torch.randn(5, 3, 4)).shape == (5, 4, 4)
+    kept = convert(nn.Sequential(nn.Linear(4, 4), ClassToken()), (3, 4), "aol", weights="keep")
+    assert kept.agreement > 0.9999 or kept.refused  # the token would have to be in the unit of the values
+
+
+class Unregistered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(3, 3)]
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+
+def test_layers_in_a_plain_list():
+    found = convert(Unregistered(), (3,))
+    assert found.refused[0].name == "(forward)"

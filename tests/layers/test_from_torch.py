@@ -265,3 +265,29 @@ def test_long_fits_tell_how_far_they_are(capsys, monkeypatch):
     assert "\rfit of a vector [" in told and "/60 distance" in told and told.endswith("\n")
     minimize(lambda x: x, [torch.zeros(3)], 60, "quick")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("made", [layers.AOLConv2d, layers.AdaptiveOrthoConv2d, layers.SpectralConv2d])
+def test_a_transposed_layer_is_not_started_from_one_that_is_not(made):
+    adjoint = getattr(layers, f"{made.__name__[:-2]}Transpose2d")
+    plain, transposed = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1)
+    for cls, layer in ((made, transposed), (adjoint, plain)):
+        with pytest.raises(GeometryError, match="adjoint"):
+            cls.from_torch(layer)
+    with pytest.raises(GeometryError, match="adjoint"):
+        made(4, 4, 3, padding=1).distance_to(transposed)
+
+
+@pytest.mark.parametrize(
+    ("cls", "plain", "shape"),
+    [
+        (layers.SandwichConv2d, nn.Conv2d(16, 16, 3, padding=1), (16, 8, 8)),
+        (layers.SandwichLinear, nn.Linear(32, 32), (32,)),
+    ],
+)
+def test_the_distance_of_blocks_is_that_of_inputs_they_were_not_fitted_on(cls, plain, shape):
+    made = cls.from_torch(plain, steps=60)
+    x = torch.randn(256, *shape)
+    with torch.no_grad():
+        target, own = made.activation(plain(x)), made(x)
+    assert made.distance_to(plain) == pytest.approx(float((own - target).norm() / target.norm()), rel=0.05)

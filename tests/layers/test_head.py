@@ -128,3 +128,25 @@ def test_exported_heads_are_believed_only_while_their_weight_keeps_the_bound(hea
     with torch.no_grad():
         layer.weight.mul_(1.1)
     assert check_last_linear_layer_type(layer) == "unknown"
+
+
+class Louder(nn.Module):
+    """Returns five times as much in evaluation."""
+
+    def __init__(self, training_is_louder):
+        super().__init__()
+        self.head, self.training_is_louder = OrthoLinear(8, 4), training_is_louder
+
+    def forward(self, x):
+        y = self.head(x)
+        return 5 * y if self.training == self.training_is_louder else y
+
+
+@pytest.mark.parametrize("training_is_louder", [False, True])
+def test_a_forward_pass_that_ends_otherwise_in_another_mode(training_is_louder):
+    model = nn.Sequential(Louder(training_is_louder), nn.Dropout())
+    for mode in (False, True):
+        model.train(mode)
+        model[1].eval()
+        assert check_last_linear_layer_type(model) == "unknown"
+        assert all(m.training == mode for m in model.modules() if m is not model[1]) and not model[1].training

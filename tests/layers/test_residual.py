@@ -174,3 +174,28 @@ def test_gates_have_an_axis_and_load_without(name):
         assert old["0.alpha"].dim() == 0  # theirs is left alone
     for x in (torch.tensor(0.5), torch.randn(3), torch.randn(2, 3, 4)):
         assert model(x).shape == x.shape
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("way", ["training", "no_grad", "inference", "vmap", "compile"])
+def test_branches_that_write_into_their_input(name, way):
+    """Either what the formula says, or an error: never the branch of an overwritten input."""
+    torch.compiler.reset()
+    plain = WRAPPERS[name](nn.ReLU(), 0.4)
+    writing = WRAPPERS[name](nn.ReLU(inplace=True), 0.4)
+    x = torch.randn(3, 2, 4, 5)
+    expected = plain(x.clone())
+    run = {
+        "training": lambda: writing(1 * x.clone().requires_grad_()),
+        "no_grad": torch.no_grad()(lambda: writing(x.clone())),
+        "inference": torch.inference_mode()(lambda: writing(x.clone())),
+        "vmap": lambda: torch.func.vmap(lambda v: writing(v[None])[0])(x.clone()),
+        "compile": lambda: torch.compile(writing, backend="eager", fullgraph=True)(x.clone()),
+    }[way]
+    try:
+        found = run()
+    except (ParameterError, RuntimeError) as error:
+        assert "writes into its input" in str(error) or "in-place" in str(error) or "inplace" in str(error)
+        assert way in ("training", "no_grad", "vmap")
+    else:
+        torch.testing.assert_close(found, expected)

@@ -140,3 +140,76 @@ def test_mistakes():
         freeze(nn.Sequential(OrthoLinear(8, 8)), "sigmoid")
     with pytest.raises(ExportError, match="axis 2"):
         affine_relu(MaxMin(axis=2), 4, torch.zeros(()))(torch.randn(2, 3, 4, 5))
+
+
+class OwnMaxMin(MaxMin):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+class OwnCentering(BatchCentering):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def centered(layer=None, follower=None):
+    conv = AdaptiveOrthoConv2d(4, 4, 3, padding=1) if layer is None else layer
+    centering = BatchCentering(4) if follower is None else follower
+    centering.running_mean.normal_()
+    return nn.Sequential(conv, centering, MaxMin())
+
+
+def with_hook(index):
+    model = centered()
+    model[index].register_forward_hook(lambda module, inputs, output: 3 * output)
+    return model
+
+
+def replaced():
+    model = centered()
+    model[2].forward = lambda x: -x
+    return model
+
+
+class ReadsBias(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = centered()
+
+    def forward(self, x):
+        return self.layers[:2](x) + self.layers[0].bias.view(1, -1, 1, 1)
+
+
+def shared_conv():
+    model = centered()
+    return nn.Sequential(*model, AdditiveResidual(model[0]))
+
+
+def shared_centering():
+    model = centered()
+    return nn.Sequential(*model, AdditiveResidual(nn.Sequential(AdaptiveOrthoConv2d(4, 4, 3, padding=1), model[1])))
+
+
+ODD = {
+    "hook of MaxMin": lambda: with_hook(2),
+    "hook of centering": lambda: with_hook(1),
+    "hook of the layer before": lambda: with_hook(0),
+    "own MaxMin": lambda: nn.Sequential(AdaptiveOrthoConv2d(4, 4, 3, padding=1), OwnMaxMin()),
+    "own centering": lambda: centered(follower=OwnCentering(4)),
+    "replaced forward": replaced,
+    "shared convolution": shared_conv,
+    "shared centering": shared_centering,
+    "bias that is read": ReadsBias,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("input_shape", [None, (4, 5, 5)])
+def test_the_same_function_or_an_error(name, input_shape):
+    model = randomized(ODD[name]()).eval()
+    x = torch.randn(3, 4, 5, 5)
+    try:
+        written = freeze(model, activations="relu", input_shape=input_shape)
+    except ExportError:
+        return
+    torch.testing.assert_close(written(x), model(x), rtol=1e-4, atol=1e-4)
