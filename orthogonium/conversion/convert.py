@@ -130,6 +130,10 @@ def _lost(model: nn.Module) -> list[Refusal]:
 def _check(model: nn.Module, method: str, weights: str, activation: str | None, lipschitz: float) -> None:
     if not isinstance(model, nn.Module):
         raise ParameterError(f"convert takes a module, got {type(model).__name__}.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ParameterError(
+            "convert reads forward passes in Python, which scripts have none of. Convert, then script."
+        )
     inputs = inspect.signature(model.forward).parameters.values()
     needed = [p.name for p in inputs if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(needed) > 1:

@@ -3,9 +3,17 @@
 Both are sensitive to the scale of their input: beyond a norm of `MAX_NORM` rounding would dominate, and nothing is
 gained, as norm π (exponential) already reaches every rotation and the Cayley transform turns by 2·atan(‖A‖). So larger
 inputs are scaled down to that norm, and one cubic Newton–Schulz step removes what rounding left.
+
+Note [Thin exponentials]
+The first r rows of exp(S), `S = [[A, B], [−Bᵀ, 0]]` with A of size r, turn within 2r directions, however many columns B
+has. With `N = [[I, 0], [0, Bᵀ]]` and `M = [[A, I], [−I, 0]]`, S is NMNᵀ, so that they are `[E₁₁, −E₂₁B]` for the blocks
+of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; and so for every polynomial. To multiply
+the second block of rows by any s, and that of columns by 1/s, changes nothing: s ≈ ‖B‖ makes both of one size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +27,28 @@ MAX_NORM = 32.0
 SQUARINGS = 8
 
 
-def _bounded(w: Tensor, bound: float = MAX_NORM) -> Tensor:
-    """Scale down to a spectral norm of at most `bound`, using `‖W‖² ≤ ‖W‖₁‖W‖_∞`."""
+def _norm_bound(w: Tensor) -> Tensor:  # (..., 1, 1)
+    """`‖W‖² ≤ ‖W‖₁‖W‖_∞`."""
+    row = w.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    column = w.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+    return (row * column).clamp_min(0.5).sqrt()  # of matrices whose largest entry is 1, at least 1
+
+
+def _norm_bound_of_skew(top: Tensor) -> Tensor:  # (..., r, c) → (..., 1, 1)
+    """The same of `[[A, B], [−Bᵀ, 0]]`, for its rows `[A, B]`."""
+    row = top.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    below = top[..., top.shape[-2] :].abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+    return torch.maximum(row, below).clamp_min(0.5)
+
+
+def _bounded(w: Tensor, bound: float = MAX_NORM, norm_bound: Callable[[Tensor], Tensor] = _norm_bound) -> Tensor:
+    """Scale down to a spectral norm of at most `bound`."""
     if w.numel() == 0:
         return w
     # What is scaled down does not depend on it: a constant for the gradient. Squares of the norm may leave the range.
     largest = magnitude(w.detach())
     unit = w / largest
-    row = unit.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
-    column = unit.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
-    norm = (row * column).clamp_min(0.5).sqrt()  # at least 1, but for zero
+    norm = norm_bound(unit)
     return torch.where(largest > bound / norm.detach(), unit * (bound / norm), w)
 
 
@@ -40,7 +60,7 @@ def _series(a: Tensor, terms: int) -> Tensor:
     return result
 
 
-def _whole_exponential(a: Tensor) -> Tensor:
+def _whole_exponential(a: Tensor, squarings: int = SQUARINGS) -> Tensor:
     """`exp(A) − I` for ‖A‖ ≤ `MAX_NORM`: that of `A / 2⁸`, whose series is short, squared eight times.
 
     `(I + Y)² = I + (2Y + Y²)`: without I in the squares, rounding is relative to Y, and doubling it eight times makes
@@ -49,10 +69,25 @@ def _whole_exponential(a: Tensor) -> Tensor:
     squared many times more, to an error of 2e-4 (512×512), and its number of squarings makes accelerators wait.
     """
     terms = 5 if a.dtype == torch.float32 else 10  # what is cut off, (‖A‖/2⁸)ⁿ/(n + 1)! of the whole, is 4e-8 or 2e-17
-    result = _series(a / 2**SQUARINGS, terms)
-    for _ in range(SQUARINGS):
+    result = _series(a / 2**squarings, terms)
+    for _ in range(squarings):
         result = 2 * result + result @ result
     return result
+
+
+def _thin_exponential(w: Tensor, terms: int | None) -> Tensor:  # (..., r, c), 2r < c
+    """The first rows of `exp(A) − I`. Note [Thin exponentials]."""
+    rows, columns = w.shape[-2:]
+    square, b = w.split((rows, columns - rows), -1)
+    top = torch.cat((square - square.mT, b), -1)
+    a, b = _bounded(top, MAX_NORM if terms is None else 1.0, _norm_bound_of_skew).split((rows, columns - rows), -1)
+    largest = magnitude(b.detach())
+    s = largest * _norm_bound(b.detach() / largest)
+    identity = torch.eye(rows, dtype=w.dtype, device=w.device).expand_as(a)
+    upper, lower = torch.cat((a, b @ b.mT / s), -1), torch.cat((-s * identity, torch.zeros_like(a)), -1)
+    both = torch.cat((upper, lower), -2)  # of norm 2·`MAX_NORM` at most
+    turn = _whole_exponential(both, SQUARINGS + 1) if terms is None else _series(both, terms)
+    return torch.cat((turn[..., :rows, :rows], -(turn[..., rows:, :rows] / s) @ b), -1)
 
 
 @full_precision
@@ -70,6 +105,10 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
     """
     check_matrix(w, "exponential")
     rows, columns = w.shape[-2:]
+    if rows > 2 * columns:
+        return exponential(w.mT, terms).mT
+    if columns > 2 * rows > 0:
+        return cubic_step(torch.eye(rows, columns, dtype=w.dtype, device=w.device) + _thin_exponential(w, terms))
     size = max(rows, columns)
     square = nn.functional.pad(w, (0, size - columns, 0, size - rows))
     skew = square - square.mT

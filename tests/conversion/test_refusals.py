@@ -250,3 +250,9 @@ class Unregistered(nn.Module):
 def test_layers_in_a_plain_list():
     found = convert(Unregistered(), (3,))
     assert found.refused[0].name == "(forward)"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_scripts_have_no_forward_pass_to_read():
+    with pytest.raises(ParameterError, match="script"):
+        convert(nn.Sequential(torch.jit.script(nn.Linear(3, 3))), (3,))

@@ -1,6 +1,7 @@
 """Every orthogonalizer, judged by SVD in float64."""
 
 import functools
+import math
 import warnings
 
 import pytest
@@ -282,3 +283,61 @@ def test_bad_arguments(make):
 def test_weight_shape_needs_two_sizes():
     with pytest.raises(ShapeError, match="weight_shape"):
         BatchedBjorckOrthogonalization((4,))
+
+
+THIN = [(1, 7), (3, 10), (2, 3, 40), (40, 3), (8, 17)]
+
+
+def embedded(w):
+    rows, columns = w.shape[-2:]
+    size = max(rows, columns)
+    return torch.nn.functional.pad(w, (0, size - columns, 0, size - rows))
+
+
+@pytest.mark.parametrize("shape", THIN)
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1.0, 5.0, 1e3])
+def test_thin_exponentials_are_pieces_of_those_of_squares(shape, scale):
+    w = (scale * torch.randn(shape, dtype=torch.float64)).requires_grad_()
+    whole = exponential(embedded(w))[..., : shape[-2], : shape[-1]]
+    torch.testing.assert_close(exponential(w), whole, rtol=0, atol=1e-12)
+    grad = torch.randn(shape, dtype=torch.float64)
+    found, expected = (torch.autograd.grad(y, w, grad)[0] for y in (exponential(w), whole))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * max(1.0, expected.abs().max().item()))
+
+
+@pytest.mark.parametrize("shape", THIN)
+@pytest.mark.parametrize("terms", [1, 3, 6])
+@pytest.mark.parametrize("scale", [0.01, 5.0])
+def test_thin_series_that_are_cut(shape, terms, scale):
+    w = scale * torch.randn(shape, dtype=torch.float64)
+    a = embedded(w) - embedded(w).mT
+    a = a / a.abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(1)
+    powers = [torch.linalg.matrix_power(a, i) / math.factorial(i) for i in range(terms + 1)]
+    y = sum(powers)[..., : shape[-2], : shape[-1]]
+    gram = y.mT @ y if shape[-2] > shape[-1] else y @ y.mT
+    step = 1.5 * y - 0.5 * (y @ gram if shape[-2] > shape[-1] else gram @ y)
+    torch.testing.assert_close(exponential(w, terms), step, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4, 30), (64, 256)])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+def test_thin_exponentials_in_float32(shape, scale):
+    raw = scale * torch.randn(shape, dtype=torch.float64) / shape[1] ** 0.5
+    grad = torch.randn(shape, dtype=torch.float64)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        w = raw.to(dtype).requires_grad_()
+        y = exponential(w)
+        results.append((y.detach().double(), torch.autograd.grad(y, w, grad.to(dtype))[0].double()))
+    (y, g), (exact, slope) = results
+    assert (torch.linalg.svdvals(y) - 1).abs().max() < 2e-6 and (y - exact).abs().max() < 1e-5
+    assert (g - slope).norm() < 1e-5 * slope.norm()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_thin_exponentials_have_all_derivatives():
+    w = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(exponential, (w,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(exponential, (w,))
+    batch = torch.randn(3, 2, 5, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(exponential)(batch), exponential(batch))
