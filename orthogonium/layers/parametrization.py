@@ -36,6 +36,7 @@ from orthogonium.linalg.precision import full_precision, has_values, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel
+from orthogonium.methods.soc import SkewExponentialKernel
 
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
 
@@ -140,6 +141,12 @@ class Constraint(nn.Module):
         self._forget(raw)
         dense, *bases = full_precision(self.kernel.factors, self.is_of_raw_alone)(*raw)
         return (dense if self.lipschitz == 1 else self.lipschitz * dense), *bases
+
+    def stages(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a layer applies instead of the weight, but for the constant: Note [Series] of `methods/soc.py`."""
+        assert isinstance(self.kernel, SkewExponentialKernel)
+        self._forget(raw)
+        return full_precision(self.kernel.stages, self.is_of_raw_alone)(*raw)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""

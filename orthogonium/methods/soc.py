@@ -14,6 +14,12 @@ Note [Sizes]
 kernel `k − e + 1`, or one more where that is even. Its exponential of order n has the size `n(κ − 1) + 1` for the skew
 size κ, and the whole kernel has e − 1 taps more. So a 3×3 kernel of stride 1 and order 4 grows to 9×9, one of stride 2
 to 10×10.
+
+Note [Series]
+On a circle a layer may apply the series to its images by Horner's rule, `y ← x + K ⋆ y / j` for j from the order to 1:
+the same function, but for rounding. For a 3×3 kernel of order 4 that takes 36 taps for each pixel instead of 81, and
+the exponential is not built. Around zeros, what leaves the image in between would be lost. A derivative needs the
+images in between, as many as the order: not of large ones.
 """
 
 from __future__ import annotations
@@ -171,10 +177,19 @@ class SkewExponentialKernel(ConvKernel):
         """The kernel `(out, in/g, *kernel_size)`."""
         return self._exponential(self.skew_taps(raw[0]), *raw[1:])
 
+    def stages(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """The skew kernel `(g·c, c, *κ)` of a series (Note [Series]), and the strided one `(out, c, *e)`, if any."""
+        half = self.skew_taps(raw[0])
+        taps = torch.cat((-half[1:].flip(0).mT, half))  # (taps, g, c, c)
+        skew = taps.flatten(1, 2).movedim(0, -1).unflatten(-1, self.skew_size)
+        return (skew, self._strided(raw[1])) if self.has_rko else (skew,)
+
+    def _strided(self, matrix: Tensor) -> Tensor:
+        return self.orthogonalize(matrix).reshape(self.geometry.out_channels, -1, *self.rko_size)
+
     def _exponential(self, half: Tensor, *matrix: Tensor) -> Tensor:
         g = self.geometry
         kernel = skew_exponential(half, self.skew_size, self.order, self.columns).flatten(0, 1)
         if self.has_rko:
-            rko = self.orthogonalize(matrix[0]).reshape(g.out_channels, -1, *self.rko_size)
-            return block_conv(kernel, rko, groups=g.groups)
+            return block_conv(kernel, self._strided(matrix[0]), groups=g.groups)
         return kernel if g.group_out >= g.group_in else adjoint(kernel, groups=g.groups)

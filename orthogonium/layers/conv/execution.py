@@ -5,24 +5,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import sub
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from orthogonium.kernels.algebra import CONV_TRANSPOSE
+from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
-from orthogonium.layers.conv.padding import convolve, pad, unwrap, zero_extend
+from orthogonium.layers.conv.padding import convolve, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
 from orthogonium.linalg.precision import autocasts, exports_to_onnx
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
 from orthogonium.methods.circle import left_of
+from orthogonium.methods.soc import SkewExponentialKernel
 
 # Note [In turn] of `methods/aoc.py`
 MOST_PIXELS = 32  # for each channel, over all images in between: a limit to the memory they take
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
+_BUILD = 285  # products of a 3×3 exponential, in units of c³
+MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they take
 
 
 class Execution(NamedTuple):
@@ -72,18 +79,24 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     pixels = x.numel() // layer.in_channels
     if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels:
         return False
+    if not _goes_without_weight(layer, x, source):
+        return False
+    dims, border = layer.dims, layer.border
+    image = x.dim() in (dims + 1, dims + 2) and x.shape[-dims - 1] == layer.in_channels
+    axes = zip(x.shape[-dims:], border.left, border.right, layer.geometry.extent, strict=False)
+    return image and all(n > 0 and n + a + b >= extent and max(a, b) <= n for n, a, b, extent in axes)
+
+
+def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
+    """Whether the weight is not there already, and images in between are neither rounded nor lost."""
+    constraint, raw = source
     if constraint.keeps(raw) or constraint.supplied(raw) is not None:
         return False
     # Half precision would round each factor, other memory formats would be lost.
     if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():
         return False
     # What torch refuses takes the way of the weight, where torch says so.
-    if layer.bias is not None and layer.bias.dtype != x.dtype:
-        return False
-    dims, border = layer.dims, layer.border
-    image = x.dim() in (dims + 1, dims + 2) and x.shape[-dims - 1] == layer.in_channels
-    axes = zip(x.shape[-dims:], border.left, border.right, layer.geometry.extent, strict=False)
-    return image and all(n > 0 and n + a + b >= extent and max(a, b) <= n for n, a, b, extent in axes)
+    return layer.bias is None or layer.bias.dtype == x.dtype
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
@@ -102,6 +115,52 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad_axis)
     y = standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:]))
     return y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
+
+
+# ── the series of a skew kernel, term by term ──
+
+
+def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
+    """Whether the series takes fewer products than its sum, which would have to be built. Note [Series] of soc."""
+    if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return False
+    kernel = source[0].kernel
+    if not isinstance(kernel, SkewExponentialKernel) or not layer.covers or source[1][0].dtype != x.dtype:
+        return False
+    g = layer.geometry
+    pixels = x.numel() // layer.in_channels
+    if kernel.order * kernel.channels * g.groups * pixels > MOST_NUMBERS or (g.is_strided and not kernel.has_rko):
+        return False
+    in_turn = kernel.order * math.prod(kernel.skew_size) * kernel.channels**2 * g.groups * pixels
+    windows = pixels / math.prod(g.stride)
+    at_once = math.prod(g.kernel_size) * g.group_in * g.out_channels * windows + _BUILD * g.groups * kernel.channels**3
+    return in_turn < at_once and _goes_without_weight(layer, x, source)
+
+
+def _apply_series(layer: Any, x: Tensor, source: Source) -> Tensor:
+    g, border, constraint = layer.geometry, layer.border, source[0]
+    kernel: Any = constraint.kernel
+    skew, *strided = constraint.stages(source[1])
+    batch = x if x.dim() == g.dims + 2 else x[None]
+    # A kernel with fewer outputs is the adjoint of one with more: that of K is −K.
+    narrows = not strided and g.group_out < g.group_in
+    skew = -skew if narrows else skew
+    if g.group_in < kernel.channels:
+        missing = [0, 0] * g.dims + [0, kernel.channels - g.group_in]
+        batch = F.pad(batch.unflatten(1, (g.groups, -1)), missing).flatten(1, 2)
+    around = [d * (k - 1) // 2 for d, k in zip(g.dilation, kernel.skew_size, strict=True)]
+    y = batch
+    for j in range(kernel.order, 0, -1):
+        y = batch + CONV[g.dims](wrap(y, around, around), skew / j, None, 1, 0, g.dilation, g.groups)
+    if strided:
+        reached = tuple(kernel.order * a for a in around)
+        rest = replace(border, left=tuple(map(sub, border.left, reached)), right=tuple(map(sub, border.right, reached)))
+        y = convolve(y, strided[0], None, rest, g.dilation, g.groups)
+    elif narrows:
+        y = y.unflatten(1, (g.groups, -1))[:, :, : g.group_out].flatten(1, 2)
+    y = y if layer.lipschitz == 1 else layer.lipschitz * y
+    y = y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
+    return y if x.dim() == g.dims + 2 else y[0]
 
 
 # ── a kernel as large as the image ──
@@ -162,6 +221,7 @@ def adjoint(layer: Any, y: Tensor) -> Tensor:
 
 EXECUTIONS = (
     Execution("factors in turn", _pays_in_turn, _apply_in_turn),
+    Execution("series", _pays_in_series, _apply_series),
     Execution("frequencies", _multiplies_frequencies, _multiply_frequencies),
     Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),
     Execution(
