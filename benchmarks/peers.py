@@ -23,7 +23,7 @@ KINDS = {
 }
 WHY = {
     PUBLISHED: "small operators cost more than the arithmetic",
-    "deel-torchlip, SpectralConv2d": "the reason has not been looked for",
+    "deel-torchlip, SpectralConv2d": "by less than starts of one contestant differ",
     "deel-torchlip, FrobeniusConv2d": "it divides by the Frobenius norm: most singular values are far below 1",
     "torch, spectral_norm": "it takes a step of a power iteration on the reshaped kernel: σ is not bounded by 1",
 }

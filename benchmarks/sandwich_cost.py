@@ -47,7 +47,8 @@ def main():
     c = options.channels
     ours, original = SandwichConv2d(c, c, 3), SandwichConv(c, c, 3)
 
-    print(f"`python {' '.join(sys.argv)}` (torch {torch.__version__}, {options.threads} thread(s), float32)\n")
+    command = " ".join(["python -m benchmarks.sandwich_cost", *sys.argv[1:]])
+    print(f"`{command}` (torch {torch.__version__}, {options.threads} thread(s), float32)\n")
     print(f"Sandwich {c}→{c}, 3×3, batch {options.batch}; median of {options.repeats} runs in ms\n")
     print("| image | step, explicit | step, Fourier | ratio | inference, explicit | inference, Fourier | ratio |")
     print("|---|---|---|---|---|---|---|")

@@ -83,8 +83,10 @@ def install_peer() -> None:
 
 
 def beside(ours: float, theirs: float, why: str) -> str:
-    """How many times faster we are than a peer; where we are not, `why`."""
+    """How many times faster we are than a peer; where we are not, by more than times differ by themselves, `why`."""
     ratio = theirs / ours
+    if 0.95 <= ratio < 1:
+        return f"{ratio:.2f}×, within the spread"
     return f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2f}×, behind: {why}"
 
 

@@ -27,3 +27,4 @@ def test_rows_in_which_we_are_behind_say_so():
 
     assert beside(1.0, 4.2, "never shown") == "4.2×"
     assert beside(2.0, 1.0, "since it is exact") == "0.50×, behind: since it is exact"
+    assert beside(1.0, 0.97, "since it is exact") == "0.97×, within the spread"
