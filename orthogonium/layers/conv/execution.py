@@ -28,6 +28,7 @@ from orthogonium.methods.soc import SkewExponentialKernel
 # Note [In turn] of `methods/aoc.py`
 MOST_PIXELS = 32  # for each channel, over all images in between: a limit to the memory they take
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
+FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they take
 
@@ -74,7 +75,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
         return False
     constraint, raw = source
     kernel = constraint.kernel
-    if not isinstance(kernel, OrthogonalKernel) or kernel.channels < FEWEST_CHANNELS:
+    if not _is_built_by(kernel, OrthogonalKernel) or kernel.channels < FEWEST_CHANNELS:
         return False
     pixels = x.numel() // layer.in_channels
     if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels:
@@ -85,6 +86,11 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     image = x.dim() in (dims + 1, dims + 2) and x.shape[-dims - 1] == layer.in_channels
     axes = zip(x.shape[-dims:], border.left, border.right, layer.geometry.extent, strict=False)
     return image and all(n > 0 and n + a + b >= extent and max(a, b) <= n for n, a, b, extent in axes)
+
+
+def _is_built_by(kernel: Any, cls: type) -> bool:
+    """Whether the weight is what this class builds: of another `build`, parts of the weight say nothing."""
+    return type(kernel) is cls and "build" not in vars(kernel)
 
 
 def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
@@ -125,13 +131,15 @@ def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
     kernel = source[0].kernel
-    if not isinstance(kernel, SkewExponentialKernel) or not layer.covers or source[1][0].dtype != x.dtype:
+    if not _is_built_by(kernel, SkewExponentialKernel) or not layer.covers or source[1][0].dtype != x.dtype:
         return False
     g = layer.geometry
-    pixels = x.numel() // layer.in_channels
-    if kernel.order * kernel.channels * g.groups * pixels > MOST_NUMBERS or (g.is_strided and not kernel.has_rko):
+    pixels, channels = x.numel() // layer.in_channels, kernel.channels * g.groups
+    if channels < FEWEST_IN_SERIES or kernel.order * channels * pixels > MOST_NUMBERS:
         return False
-    in_turn = kernel.order * math.prod(kernel.skew_size) * kernel.channels**2 * g.groups * pixels
+    if g.is_strided and not kernel.has_rko:
+        return False
+    in_turn = kernel.order * math.prod(kernel.skew_size) * kernel.channels * channels * pixels
     windows = pixels / math.prod(g.stride)
     at_once = math.prod(g.kernel_size) * g.group_in * g.out_channels * windows + _BUILD * g.groups * kernel.channels**3
     return in_turn < at_once and _goes_without_weight(layer, x, source)

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.errors import ShapeError
-from orthogonium.layers.conv import aoc, execution, soc
-from orthogonium.layers.conv.padding import tile
+from orthogonium.layers.conv import aoc, execution
 from tests.layers.conv.executions import count_in_turn
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (3, 3, 3)]
@@ -352,82 +351,3 @@ def test_other_parametrizations_have_their_say(calls):
 def test_the_table_can_be_asked(make_layer, name):
     layer = make_layer().eval().requires_grad_(False)
     assert execution.select_execution(layer, torch.randn(1, 4, 6, 6)).name == name
-
-
-# ── series ──
-
-SERIES = [  # channels, kernel, stride, dilation, image
-    ((8, 8, 1), (3, 3), 1, 1, (6, 5)),
-    ((4, 8, 1), (3, 3), 1, 2, (7, 6)),
-    ((8, 4, 1), (3, 3), 1, 1, (6, 6)),
-    ((8, 12, 4), (3, 3), 2, 1, (7, 6)),
-    ((4, 8, 1), (5, 3), (2, 1), 1, (6, 4)),
-    ((6, 6, 6), (3,), 1, 1, (7,)),
-    ((4, 4, 2), (3, 3, 3), 1, 1, (4, 3, 3)),
-    ((4, 4, 1), (2, 2), 3, 1, (7, 7)),
-]
-
-
-def soc_layer(channels, kernel, stride=1, dilation=1, dtype=torch.float64, **options):
-    ci, co, groups = channels
-    layer = getattr(soc, f"AdaptiveSOCConv{len(kernel)}d")
-    layer = layer(ci, co, kernel, stride=stride, dilation=dilation, groups=groups, dtype=dtype, **options)
-    nn.init.normal_(layer.bias)
-    return layer
-
-
-@pytest.mark.parametrize("case", SERIES)
-@pytest.mark.parametrize("options", [{}, {"order": 3, "lipschitz": 2.5}])
-@pytest.mark.parametrize("batched", [True, False])
-def test_series_are_the_same_as_their_sum(case, options, batched):
-    channels, kernel, stride, dilation, size = case
-    layer = soc_layer(channels, kernel, stride, dilation, **options)
-    x = torch.randn(*[3] * batched, channels[0], *size, dtype=torch.float64, requires_grad=True)
-    tiled = tile(x.detach(), layer.stride)
-    assert execution.select_execution(layer, tiled).name == "series"
-    results = []
-    for context in (nullcontext, parametrize.cached):
-        with context():
-            y = layer(x)
-        probe = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(0))
-        inputs = [x, *layer.parameters()]
-        first = torch.autograd.grad((y * probe).sum() + y.square().sum(), inputs, create_graph=True)
-        second = torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
-        results.append((y, *first, *second))
-    for in_turn, at_once in zip(*results, strict=True):
-        scale = max(1.0, at_once.abs().max().item())
-        torch.testing.assert_close(in_turn, at_once, rtol=0, atol=1e-11 * scale)
-
-
-def test_where_series_are_not_taken(monkeypatch):
-    x = torch.randn(2, 8, 6, 6)
-
-    def name(layer, x=x):
-        return execution.select_execution(layer, x).name
-
-    layer = soc_layer((8, 8, 1), (3, 3), dtype=torch.float32)
-    assert name(layer) == "series"
-    assert name(soc_layer((8, 8, 1), (3, 3), dtype=torch.float32, padding_mode="zeros")) == "padded"
-    assert name(soc_layer((8, 4, 1), (1, 1), stride=2, dtype=torch.float32)) == "padded"
-    with torch.autocast("cpu", torch.bfloat16):
-        assert name(layer) == "padded"
-    with torch.no_grad():
-        assert name(layer.eval()) == "padded"  # the weight is kept
-    layer.train()
-    monkeypatch.setattr(execution, "MOST_NUMBERS", 100)
-    assert name(layer) == "padded"
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_series_in_transforms_and_compilers():
-    layer = soc_layer((4, 4, 1), (3, 3))
-    x = torch.randn(5, 4, 6, 6, dtype=torch.float64)
-    expected = layer(x)
-    torch.testing.assert_close(torch.func.vmap(layer)(x), expected)
-    tangent = torch.randn_like(x)
-    value, slope = torch.func.jvp(layer, (x,), (tangent,))
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(slope, layer(x + tangent) - expected)
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(x), expected)
-    torch.testing.assert_close(checkpoint(layer, x, use_reentrant=False), expected)
