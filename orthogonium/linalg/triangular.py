@@ -189,7 +189,7 @@ class _GramSchmidt(HandWritten):
         w, upper, *scale = saved
         g = _batch(grad).to(w.dtype)
         rest = torch.baddbmm(g, lower_to_symmetric(torch.bmm(g, w.mT)), w, alpha=-1)
-        grad_x = torch.linalg.solve_triangular(upper.mT, rest.mT, upper=False, left=False).mT
+        grad_x = torch.linalg.solve_triangular(upper.contiguous().mT, rest.mT, upper=False, left=False).mT
         for s in scale:
             grad_x = grad_x / s
         if grad_x.dtype != grad.dtype:  # of rank-deficient input it may exceed all numbers of the smaller range

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
 FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they take
+
+Own = TypeVar("Own")
 
 
 class Execution(NamedTuple):
@@ -88,7 +90,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     return image and all(n > 0 and n + a + b >= extent and max(a, b) <= n for n, a, b, extent in axes)
 
 
-def _is_built_by(kernel: Any, cls: type) -> bool:
+def _is_built_by(kernel: object, cls: type[Own]) -> TypeGuard[Own]:
     """Whether the weight is what this class builds: of another `build`, parts of the weight say nothing."""
     return type(kernel) is cls and "build" not in vars(kernel)
 

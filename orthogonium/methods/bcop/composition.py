@@ -29,7 +29,8 @@ from torch import Tensor
 from orthogonium.linalg.derivatives import HandWritten, evaluate
 from orthogonium.methods.bcop.factors import apply_to_kernel
 
-_FEW = 256  # channels: beyond, thin products are faster
+_FEW = 128  # channels: with more, thin products are faster for kernels that are not square
+_LARGE = 2**20  # multiplications of a product that is worth several threads
 
 
 def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
@@ -58,8 +59,9 @@ def compose(
     """
     counts = tuple(k - 1 for k in sizes)
     columns = bases.shape[-1] if columns is None else columns
-    # One channel has projectors of rank 0.
-    if start is None and set(counts) <= {0, 2} and 1 < bases.shape[-1] <= _FEW:
+    channels = bases.shape[-1]
+    suits = start is None and set(counts) <= {0, 2} and channels > 1  # one has projectors of rank 0
+    if suits and (channels <= _FEW or 4 * columns > 3 * channels):  # Note [Three taps]
         return evaluate(_ThreeTaps, bases.contiguous(), columns, counts)
     return _by_factors(bases, counts, start, columns)
 
@@ -84,21 +86,25 @@ class _ThreeTaps(HandWritten):
     def compute(
         bases: Tensor, columns: int, counts: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:  # (g, N, r, c) → (g, c, m, *k)
-        """The kernel; the coordinates Kₙ, the taps, and what each axis was applied to."""
+        """The kernel; MNᵀ, the coordinates Kₙ, the taps, and what each axis was applied to."""
         g, n, r, c = bases.shape
         m, below = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
-        inner = torch.bmm(torch.bmm(m, below.mT), below)
-        product = torch.bmm(m.mT, inner)
-        taps = torch.cat((product, torch.bmm(u.mT, u).sub_(product, alpha=2)), 1).view(g, n // 2, 2 * c, c)
+        overlap = _multiply(m, below.mT)
+        inner = _multiply(overlap, below)
+        product = _multiply(m.mT, inner)
+        taps = torch.cat((product, _multiply(u.mT, u).sub_(product, alpha=2)), 1).view(g, n // 2, 2 * c, c)
         x = torch.eye(c, columns, dtype=bases.dtype, device=bases.device).sub(taps[:, 0, c:, :columns], alpha=2)
-        steps = [x]
-        for pair in range(n // 2 - 1, 0, -1):  # the last axis is applied first; its taps stand last
-            first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
-            x = torch.stack((first, second, (x - first).sub_(second)), 2).flatten(2)
+        steps = []
+        for pair in reversed(range(1, n // 2)):  # the last axis is applied first; its taps stand last
             steps.append(x)
-        sizes = [k + 1 for k in counts]
-        return x.view(g, c, *sizes, columns).movedim(-1, 2).contiguous(), [inner, taps, *steps[:-1]]
+            first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
+            terms = first, second, (x - first).sub_(second)
+            if pair > 1:
+                x = torch.stack(terms, 2).view(g, c, -1)
+            else:  # the taps of all axes go behind the columns
+                x = torch.stack([z.reshape(g, c, -1, columns).mT for z in terms], 3)
+        return x.view(g, c, columns, *(k + 1 for k in counts)), [overlap, inner, taps, *steps]
 
     @staticmethod
     def adjoint(
@@ -106,30 +112,47 @@ class _ThreeTaps(HandWritten):
     ) -> tuple[Tensor, None, None]:
         """From the outermost axis to the rotation, then from all taps to the bases."""
         bases, columns = inputs[:2]
-        inner, taps, *steps = saved
+        overlap, inner, taps, *steps = saved
         g, n, r, c = bases.shape
         grad_taps = torch.zeros_like(taps)
-        grad = grad.movedim(2, -1).reshape(g, c, -1)
+        grad = grad.reshape(g, c, columns, -1).mT
         for pair in range(1, n // 2):
             x = steps.pop()
-            parts = grad.view(g, c, 3, -1).movedim(2, 1)
-            above = torch.sub(parts[:, :2], parts[:, 2:], out=grad.new_empty(g, 2, c, x.shape[2])).flatten(1, 2)
+            parts = grad.view(g, c, 3, -1, columns).transpose(1, 2)
+            last = parts[:, 2:].contiguous()
+            above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
             torch.bmm(above, x.mT, out=grad_taps[:, pair])
-            grad = torch.baddbmm(parts[:, 2], taps[:, pair].mT, above)
-        grad_taps[:, 0, c:, :columns] = grad.mul(-2)
+            grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
+        grad_taps[:, 0, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
         # A_0 = PQ and A_1 = P + Q − 2PQ
         of_product, of_sum = grad_taps.view(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
         m, below = bases.view(-1, 2, r, c).unbind(1)
-        of_inner = torch.bmm(m, of_product)
-        of_overlap = torch.bmm(of_inner, below.mT)
-        result = torch.bmm(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
-        result[:, 0] += torch.bmm(inner, of_product.mT).baddbmm_(of_overlap, below)
-        overlap = torch.bmm(m, below.mT)
-        result[:, 1] += torch.bmm(overlap.mT, of_inner).baddbmm_(of_overlap.mT, m)
+        of_inner = _multiply(m, of_product)
+        of_overlap = _multiply(of_inner, below.mT)
+        result = _multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
+        result[:, 0] += _multiply(inner, of_product.mT).add_(_multiply(of_overlap, below))
+        result[:, 1] += _multiply(overlap.mT, of_inner).add_(_multiply(of_overlap.mT, m))
         return result.view(bases.shape), None, None
 
     @classmethod
     def plain(cls, bases: Tensor, columns: int, counts: tuple[int, ...]) -> Tensor:
         """By single factors."""
         return _by_factors(bases, counts, None, columns)
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:  # (n, i, j), (n, j, k) → (n, i, k)
+    """`torch.bmm`, whose threads take a whole matrix each: three matrices would leave one of two threads idle.
+
+    So the matrices that are left for fewer than all threads come one by one, each for all of them.
+    """
+    count, rows, inner = a.shape
+    left = count % torch.get_num_threads()
+    if not left or a.device.type != "cpu" or rows * inner * b.shape[2] < _LARGE:
+        return torch.bmm(a, b)
+    c = a.new_empty(count, rows, b.shape[2])
+    whole = count - left
+    torch.bmm(a[:whole], b[:whole], out=c[:whole])
+    for i in range(whole, count):
+        torch.mm(a[i], b[i], out=c[i])
+    return c
