@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.layers.parametrization import Constraint, Source, raw_parameters
-from orthogonium.linalg.precision import waits
+from orthogonium.linalg.evaluation import waits
 from orthogonium.methods.batches import kind
 
 _MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a processor: Note [What pays]

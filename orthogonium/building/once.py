@@ -26,7 +26,7 @@ from orthogonium.building.shares import Shares
 from orthogonium.errors import DerivativeError, ParameterError
 from orthogonium.layers.eval_cache import same_values
 from orthogonium.layers.parametrization import Source
-from orthogonium.linalg.precision import autocasts, has_values, waits
+from orthogonium.linalg.evaluation import autocasts, has_values, waits
 from orthogonium.linalg.products import full_arithmetic
 
 if TYPE_CHECKING:

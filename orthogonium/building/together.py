@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.building.builds import Supply, batches, build, state, unsupplied
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 
 
 class _Weight(Supply):

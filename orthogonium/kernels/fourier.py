@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from orthogonium.linalg.derivatives import HandWritten, evaluate
+from orthogonium.linalg.evaluation import HandWritten, evaluate
 
 Symbol: TypeAlias = tuple[Tensor, Tensor | None]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.kernels.fourier import Symbol, gram, hermitian_symbols, hermitian_taps, symbol
-from orthogonium.linalg.precision import has_values, waits
+from orthogonium.linalg.evaluation import has_values, waits
 
 _STEPS = 9  # of Gram iteration: norms are exact up to the power 2^-11 of the number of channels
 _TRIED_AT_ONCE = 4

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from orthogonium.layers.eval_cache import Kept
 from orthogonium.layers.parametrization import Constrained
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 from orthogonium.spectral import circular_singular_values, convolution, spectrum
 
 # What may be overridden: it says nothing about the function.

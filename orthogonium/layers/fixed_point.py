@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.errors import DerivativeError, ParameterError
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 
 Map = Callable[[Tensor], Tensor]
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from orthogonium.errors import ConstraintError, GeometryError, ParameterError, ShapeError
 from orthogonium.layers.argument_names import argument_names
-from orthogonium.linalg.precision import full_precision
+from orthogonium.linalg.evaluation import full_precision
 from orthogonium.methods.fitting import fit_kernel, log, minimize
 from orthogonium.methods.kernel import Kernels
 

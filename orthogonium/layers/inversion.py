@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orthogonium.errors import OrthogoniumError
 from orthogonium.layers.as_written import departure
 from orthogonium.layers.guarantee import Guarantee
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 
 
 class InversionError(OrthogoniumError):

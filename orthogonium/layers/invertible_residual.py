@@ -30,7 +30,7 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.promises import lapse, stated_constant
 from orthogonium.layers.residual import apply_branch
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 
 _SMALL = 256  # numbers in an input up to which the determinant is computed from the whole Jacobian
 

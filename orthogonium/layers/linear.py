@@ -16,9 +16,8 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, Source, constrain
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
+from orthogonium.linalg.evaluation import autocasts, has_values, may_look, products_are_rounded
 from orthogonium.linalg.in_turn import apply_orthonormal_rows
-from orthogonium.linalg.precision import autocasts, has_values, may_look
-from orthogonium.linalg.products import products_are_rounded
 from orthogonium.linalg.triangular import BatchedCholeskyOrthogonalization
 from orthogonium.methods.aol import AlmostOrthogonalKernel
 from orthogonium.methods.batches import kind

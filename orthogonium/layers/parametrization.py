@@ -32,7 +32,7 @@ from orthogonium.errors import ConstraintError, ShapeError
 from orthogonium.layers.eval_cache import Kept
 from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
-from orthogonium.linalg.precision import full_precision, has_values, waits
+from orthogonium.linalg.evaluation import full_precision, has_values, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import InversionError, check_as_written, inverse
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orthogonium.linalg.derivatives import HandWritten, evaluate
+from orthogonium.linalg.evaluation import HandWritten, evaluate
 from orthogonium.linalg.triangular import ENOUGH, cholesky, lower_to_symmetric, power_steps
 
 _ROWS_AT_ONCE = 512

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from orthogonium.errors import ShapeError
+
 
 class MatrixMap(nn.Module):
     """A map of matrices that serves as a parametrization of torch, too: what is assigned becomes the raw matrix.
@@ -25,3 +27,14 @@ class MatrixMap(nn.Module):
     def right_inverse(self, w: Tensor) -> Tensor:
         """The matrix itself."""
         return w
+
+
+class ShapedMap(MatrixMap):
+    """A map of matrices of one shape, which it is made for."""
+
+    def __init__(self, weight_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight_shape = tuple(weight_shape)
+        if len(self.weight_shape) < 2:
+            name, shape = type(self).__name__, self.weight_shape
+            raise ShapeError(f"{name}: weight_shape must be (..., rows, columns), got {shape}.")

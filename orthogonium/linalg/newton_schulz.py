@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.matrix_map import MatrixMap
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, warn_if_deficient
+from orthogonium.linalg.deficiency import warn_if_deficient
+from orthogonium.linalg.evaluation import of_matrices
+from orthogonium.linalg.matrix_map import ShapedMap
 
 
 def _gram(w: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ def quintic_step(w: Tensor, a: float, b: float, c: float) -> Tensor:
     return a * w + _multiply(b * gram + c * (gram @ gram), w)
 
 
-@full_precision
+@of_matrices(factorizes=False)
 def bjorck(w: Tensor, steps: int = 12, beta: float = 0.5) -> Tensor:  # (..., rows, columns) → the same shape
     """Björck–Bowie iteration, exactly `steps` times `W ← (1 + β) W − β W WᵀW`.
 
@@ -47,13 +48,12 @@ def bjorck(w: Tensor, steps: int = 12, beta: float = 0.5) -> Tensor:  # (..., ro
     >>> w = torch.linalg.qr(torch.randn(3, 3))[0]
     >>> torch.testing.assert_close(bjorck(0.5 * w), w)
     """
-    check_matrix(w, "bjorck")
     for _ in range(steps):
         w = cubic_step(w, beta)
     return w
 
 
-class BatchedBjorckOrthogonalization(MatrixMap):
+class BatchedBjorckOrthogonalization(ShapedMap):
     """Module form of `bjorck`. Its input must be scaled to σ ≤ 1 (pair it with a spectral normalizer).
 
     With `pass_through`, the gradient is that of the identity (straight-through), which is cheap and biased.
@@ -64,8 +64,7 @@ class BatchedBjorckOrthogonalization(MatrixMap):
     def __init__(
         self, weight_shape: tuple[int, ...], beta: float = 0.5, niters: int = 12, pass_through: bool = False
     ) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
+        super().__init__(weight_shape)
         if not 0 < beta <= 0.5:
             raise ParameterError(f"Björck converges for beta in (0, 0.5], got {beta}.")
         if niters < 0:

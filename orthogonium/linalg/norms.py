@@ -1,4 +1,6 @@
-"""Spectral norms of batched matrices: estimated from below (power iteration), bounded from above (Gram iteration).
+"""Norms of batched matrices, and scaling by them.
+
+Spectral norms are estimated from below (power iteration) and bounded from above (Gram iteration).
 
 Delattre, Barthélemy, Araujo, Allauzen (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram
 iteration".
@@ -12,8 +14,22 @@ import torch
 from torch import Tensor
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.matrix_map import MatrixMap
-from orthogonium.linalg.precision import check_matrix, check_shape, float64_is_cheap, full_precision, scale_to_unit
+from orthogonium.linalg.evaluation import check_matrix, float64_is_cheap, full_precision
+from orthogonium.linalg.matrix_map import MatrixMap, ShapedMap
+
+
+def magnitude(w: Tensor) -> Tensor:  # (..., rows, columns) → (..., 1, 1)
+    """The largest absolute entry of each matrix; 1 where all are zero."""
+    largest = w.abs().amax((-2, -1), keepdim=True)
+    return torch.where(largest > 0, largest, 1.0)
+
+
+def scale_to_unit(w: Tensor) -> Tensor:
+    """Divide by the largest absolute entry (a constant for the gradient), so that squares neither overflow nor vanish.
+
+    Only for functions that do not depend on the scale of `w`. Zero stays zero.
+    """
+    return w / magnitude(w.detach()) if w.numel() else w
 
 
 def spectral_norm_estimate(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Tensor:  # (..., m, n) → (..., 1, 1)
@@ -89,14 +105,13 @@ def spectral_normalize(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → 
     return unit / torch.where(bound > 0, bound, torch.ones_like(bound))
 
 
-class BatchedPowerIteration(MatrixMap):
+class BatchedPowerIteration(ShapedMap):
     """`W / σ` with σ estimated by `power_it_niter` power iterations: close to, but not certified to be, norm 1."""
 
     batched = True
 
     def __init__(self, weight_shape: tuple[int, ...], power_it_niter: int = 3, eps: float = 1e-12) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
+        super().__init__(weight_shape)
         if power_it_niter < 0:
             raise ParameterError(f"power_it_niter must be at least 0, got {power_it_niter}.")
         self.power_it_niter, self.eps = power_it_niter, eps
@@ -114,19 +129,17 @@ class BatchedPowerIteration(MatrixMap):
 def _power_normalize(w: Tensor, steps: int, eps: float) -> Tensor:
     if w.numel() == 0:
         return w
-    scale = w.detach().abs().amax((-2, -1), keepdim=True)
-    w = w / torch.where(scale > 0, scale, torch.ones_like(scale))
+    w = scale_to_unit(w)
     return w / spectral_norm_estimate(w, steps, eps).clamp_min(eps)
 
 
-class BatchedGramNormalization(MatrixMap):
+class BatchedGramNormalization(ShapedMap):
     """`W / bound` with the certified Gram bound: σ_max ≤ 1 always, at least `min(W.shape)^(-2^-(niter+2))`."""
 
     batched = True
 
     def __init__(self, weight_shape: tuple[int, ...], niter: int = 5) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
+        super().__init__(weight_shape)
         if niter < 0:
             raise ParameterError(f"niter must be at least 0, got {niter}.")
         self.niter = niter
@@ -140,14 +153,10 @@ class BatchedGramNormalization(MatrixMap):
         return f"niter={self.niter}"
 
 
-class BatchedIdentity(MatrixMap):
+class BatchedIdentity(ShapedMap):
     """No normalization, for orthogonalizers that do not depend on the scale."""
 
     batched = True
-
-    def __init__(self, weight_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
         """The input."""

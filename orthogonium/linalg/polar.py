@@ -21,17 +21,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from orthogonium.errors import DerivativeError
-from orthogonium.linalg.matrix_map import MatrixMap
+from orthogonium.linalg.deficiency import warn_if_deficient
+from orthogonium.linalg.evaluation import float64_is_cheap, full_precision_backward, of_matrices
+from orthogonium.linalg.matrix_map import ShapedMap
 from orthogonium.linalg.newton_schulz import cubic_step, quintic_step
-from orthogonium.linalg.precision import (
-    check_matrix,
-    check_shape,
-    float64_is_cheap,
-    full_precision,
-    full_precision_backward,
-    scale_to_unit,
-    warn_if_deficient,
-)
+from orthogonium.linalg.norms import scale_to_unit
 
 # Minimax odd quintics for singular values in [1e-4, 1], each with a safety factor of 1.01: without it, rounding that
 # pushes a singular value above its interval is amplified by each further step. The second one, repeated, lifts
@@ -163,7 +157,7 @@ class _PolarForward(_Polar):
             return _derivative(w, q, tangent)
 
 
-@full_precision
+@of_matrices(factorizes=False)
 def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """The orthogonal polar factor `(WWᵀ)^(-1/2) W`, of any scale: the nearest matrix with all singular values 1.
 
@@ -176,9 +170,6 @@ def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     >>> bool((w @ w.mT - torch.eye(3)).abs().max() < 1e-12)
     True
     """
-    check_matrix(w, "polar")
-    if w.numel() == 0:
-        return w
     if float64_is_cheap(w):
         return polar(w.double()).to(w.dtype)
     w = scale_to_unit(w)
@@ -187,14 +178,10 @@ def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     return rows.mT if tall else rows
 
 
-class BatchedPolarOrthogonalization(MatrixMap):
+class BatchedPolarOrthogonalization(ShapedMap):
     """Module form of `polar`: 1e-6 in float32 up to a condition number of about 1e6."""
 
     batched = True
-
-    def __init__(self, weight_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
         """The polar factors of the matrices."""

@@ -33,36 +33,24 @@ from torch import Tensor
 
 # What decides: a device looks at its own library only. Convolutions on accelerators are not part of constraints
 # (`kernels/algebra.py`), so that their setting, which allows TF32 by default, does not matter.
-_SETTINGS = (("cuda", "matmul"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
-_FULL = ("ieee", "none")
+SETTINGS = (("cuda", "matmul"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
+FULL = ("ieee", "none")
 Undo: TypeAlias = Callable[[], object]
-_BY_LIBRARY = hasattr(torch._C, "_get_fp32_precision_getter")  # else there is one setting for all
-
-
-def products_are_rounded() -> bool:
-    """Whether torch may round the factors of float32 products."""
-    if _BY_LIBRARY:
-        return any(torch._C._get_fp32_precision_getter(*where) not in _FULL for where in _SETTINGS)
-    return torch.get_float32_matmul_precision() != "highest"
-
-
-# Compilers call it while they trace (and trace again when the setting of CUDA changes); what
-# `torch.compiler.assume_constant_result` sets without importing them.
-products_are_rounded._dynamo_marked_constant = True  # type: ignore[attr-defined]
+BY_LIBRARY = hasattr(torch._C, "_get_fp32_precision_getter")  # else there is one setting for all
 
 
 def _turn_off() -> list[Undo]:
     """Ask for full precision; what undoes it."""
     undo: list[Undo]
-    if not _BY_LIBRARY:
+    if not BY_LIBRARY:
         undo = [partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())]
         torch.set_float32_matmul_precision("highest")
         return undo
     undo = []
     read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-    for library, operator in _SETTINGS:
+    for library, operator in SETTINGS:
         found = read(library, operator)
-        if found not in _FULL:
+        if found not in FULL:
             # A setting that only follows that of its library is to follow it again.
             own = "none" if read(library, "all") == found else found
             write(library, operator, "ieee")

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.matrix_map import MatrixMap
+from orthogonium.linalg.evaluation import of_matrices
+from orthogonium.linalg.matrix_map import ShapedMap
 from orthogonium.linalg.newton_schulz import cubic_step
-from orthogonium.linalg.precision import check_matrix, check_shape, full_precision, magnitude, refuse_onnx
+from orthogonium.linalg.norms import magnitude
 
 MAX_NORM = 32.0
 SQUARINGS = 8
@@ -43,8 +44,6 @@ def _norm_bound_of_skew(top: Tensor) -> Tensor:  # (..., r, c) → (..., 1, 1)
 
 def _bounded(w: Tensor, bound: float = MAX_NORM, norm_bound: Callable[[Tensor], Tensor] = _norm_bound) -> Tensor:
     """Scale down to a spectral norm of at most `bound`."""
-    if w.numel() == 0:
-        return w
     # What is scaled down does not depend on it: a constant for the gradient. Squares of the norm may leave the range.
     largest = magnitude(w.detach())
     unit = w / largest
@@ -90,7 +89,7 @@ def _thin_exponential(w: Tensor, terms: int | None) -> Tensor:  # (..., r, c), 2
     return torch.cat((turn[..., :rows, :rows], -(turn[..., rows:, :rows] / s) @ b), -1)
 
 
-@full_precision
+@of_matrices(factorizes=False)
 def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, columns) → the same shape
     """`exp(A)`, A = W − Wᵀ (W embedded in a square of the larger size), cut to the shape of W.
 
@@ -103,11 +102,10 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
 
     >>> torch.testing.assert_close(exponential(torch.zeros(2, 3)), torch.eye(2, 3))
     """
-    check_matrix(w, "exponential")
     rows, columns = w.shape[-2:]
     if rows > 2 * columns:
         return exponential(w.mT, terms).mT
-    if columns > 2 * rows > 0:
+    if columns > 2 * rows:
         return cubic_step(torch.eye(rows, columns, dtype=w.dtype, device=w.device) + _thin_exponential(w, terms))
     size = max(rows, columns)
     square = nn.functional.pad(w, (0, size - columns, 0, size - rows))
@@ -127,7 +125,7 @@ def _inverse(a: Tensor) -> Tensor:
     return torch.stack([torch.linalg.inv(x) for x in a.flatten(0, -3)]).reshape(a.shape)
 
 
-@full_precision
+@of_matrices(factorizes=True)
 def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """The augmented Cayley transform: for W = [U; V] tall, `A = U − Uᵀ + VᵀV`, `[(I − A)(I + A)⁻¹; −2V(I + A)⁻¹]`.
 
@@ -137,8 +135,6 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
 
     >>> torch.testing.assert_close(cayley(torch.zeros(3, 2)), torch.eye(3, 2))
     """
-    check_matrix(w, "cayley")
-    refuse_onnx("cayley")
     if w.shape[-2] < w.shape[-1]:
         return cayley(w.mT).mT
     w = _bounded(w)
@@ -149,14 +145,13 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     return cubic_step(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
 
 
-class BatchedExponentialOrthogonalization(MatrixMap):
+class BatchedExponentialOrthogonalization(ShapedMap):
     """Module form of `exponential`; `niters` is its number of terms, None (the default) the whole exponential."""
 
     batched = True
 
     def __init__(self, weight_shape: tuple[int, ...], niters: int | None = None) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
+        super().__init__(weight_shape)
         if niters is not None and niters < 1:
             raise ParameterError(f"niters must be at least 1 (or None for the whole exponential), got {niters}.")
         self.niters = niters
@@ -170,14 +165,10 @@ class BatchedExponentialOrthogonalization(MatrixMap):
         return f"niters={self.niters}"
 
 
-class BatchedCayleyOrthogonalization(MatrixMap):
+class BatchedCayleyOrthogonalization(ShapedMap):
     """Module form of `cayley`: 1e-6 in float32 for every input."""
 
     batched = True
-
-    def __init__(self, weight_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
         """The Cayley transforms, in the shape of the matrices."""

@@ -49,20 +49,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from orthogonium.linalg.derivatives import HandWritten, evaluate
-from orthogonium.linalg.matrix_map import MatrixMap
-from orthogonium.linalg.precision import (
-    check_matrix,
-    check_shape,
-    float64_is_cheap,
-    full_precision,
-    magnitude,
-    may_look,
-    refuse_onnx,
-    scale_to_unit,
-    warn_if_deficient,
-    warn_of_deficiency,
-)
+from orthogonium.linalg.deficiency import warn_if_deficient, warn_of_deficiency
+from orthogonium.linalg.evaluation import HandWritten, evaluate, float64_is_cheap, may_look, of_matrices
+from orthogonium.linalg.matrix_map import ShapedMap
+from orthogonium.linalg.norms import magnitude, scale_to_unit
 
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
@@ -210,7 +200,7 @@ class _GramSchmidt(HandWritten):
         return (w + (y - y.detach())).to(x.dtype).reshape(x.shape)
 
 
-@full_precision
+@of_matrices(factorizes=True)
 def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) → the same shape
     """Orthonormalize the columns (the rows of a wide matrix) in order, by Cholesky factorizations of the Gram matrix.
 
@@ -228,10 +218,6 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     >>> bool((w @ w.mT - torch.eye(3)).abs().max() < 1e-14)
     True
     """
-    check_matrix(w, "cholesky")
-    refuse_onnx("cholesky")
-    if w.numel() == 0:
-        return w
     tall = w.shape[-2] >= w.shape[-1]
     rows = evaluate(_GramSchmidt, w.mT if tall else w, _passes if stable else _ONE_PASS)
     if not stable:  # else the passes warn themselves
@@ -239,7 +225,7 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     return rows.mT if tall else rows
 
 
-@full_precision
+@of_matrices(factorizes=True)
 def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """Gram–Schmidt orthonormalization of the columns (the rows of a wide matrix), by Householder reflections.
 
@@ -250,10 +236,6 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     >>> bool((qr(torch.zeros(2, 3)) @ qr(torch.zeros(2, 3)).mT == torch.eye(2)).all())
     True
     """
-    check_matrix(w, "qr")
-    refuse_onnx("qr")
-    if w.numel() == 0:
-        return w
     if float64_is_cheap(w):
         return qr(w.double()).to(w.dtype)
     w = scale_to_unit(w)
@@ -262,14 +244,13 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     return rows.mT if tall else rows
 
 
-class BatchedCholeskyOrthogonalization(MatrixMap):
+class BatchedCholeskyOrthogonalization(ShapedMap):
     """Module form of `cholesky`; `stable=True` reaches 1e-6 in float32, one pass about κ²·1e-7."""
 
     batched = True
 
     def __init__(self, weight_shape: tuple[int, ...], stable: bool = False) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
+        super().__init__(weight_shape)
         self.stable = stable
 
     def forward(self, w: Tensor) -> Tensor:
@@ -281,14 +262,10 @@ class BatchedCholeskyOrthogonalization(MatrixMap):
         return f"stable={self.stable}"
 
 
-class BatchedQROrthogonalization(MatrixMap):
+class BatchedQROrthogonalization(ShapedMap):
     """Module form of `qr`: 1e-6 in float32 for every input."""
 
     batched = True
-
-    def __init__(self, weight_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.weight_shape = check_shape(weight_shape, type(self).__name__)
 
     def forward(self, w: Tensor) -> Tensor:
         """What Gram–Schmidt makes of the matrices, by reflections."""

@@ -21,7 +21,7 @@ from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import conjugate_symmetric
 from orthogonium.linalg.complex_matrices import complex_form, off_complex, real_form
-from orthogonium.linalg.precision import may_look
+from orthogonium.linalg.evaluation import may_look
 from orthogonium.linalg.triangular import qr
 from orthogonium.methods.aol import central_tap
 from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol, unit_taps

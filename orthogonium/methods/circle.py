@@ -22,7 +22,7 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import from_frequencies, to_frequencies, wrap_taps
 from orthogonium.kernels.phases import stack_phases, unstack_phases
-from orthogonium.linalg.precision import float64_is_cheap
+from orthogonium.linalg.evaluation import float64_is_cheap
 from orthogonium.methods.kernel import ConvKernel
 
 Grid = tuple[int, ...]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthogonium.kernels import loudest
 from orthogonium.layers import OrthoLinear, eval_cache, parametrization
-from orthogonium.linalg import precision
+from orthogonium.linalg import evaluation
 from orthogonium.losses import EMMALoss
 from tests.contracts.test_contracts import layers, make
 from tests.contracts.test_eval_cache import (
@@ -46,7 +46,7 @@ class NoWaiting(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch):
-    for module in (precision, eval_cache, parametrization, loudest):
+    for module in (evaluation, eval_cache, parametrization, loudest):
         monkeypatch.setattr(module, "waits", lambda x: True)
 
 

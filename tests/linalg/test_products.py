@@ -7,8 +7,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from orthogonium import linalg
-from orthogonium.linalg.precision import full_precision
-from orthogonium.linalg.products import full_products, products_are_rounded
+from orthogonium.linalg.evaluation import full_precision, products_are_rounded
+from orthogonium.linalg.products import full_products
 from tests.tf32 import BY_LIBRARY, SETTINGS, TF32, round_to_tf32, settings_of_products
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.activations.axes import ISOMETRY, halves, positive_axis
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.linalg.precision import has_values, waits
+from orthogonium.linalg.evaluation import has_values, waits
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

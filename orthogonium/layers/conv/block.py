@@ -18,7 +18,8 @@ from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
 from orthogonium.layers.block import LipschitzBlock
-from orthogonium.layers.conv.padding import Border, ahead_of_same, check_image, convolve, tile
+from orthogonium.layers.conv.execution import convolve
+from orthogonium.layers.conv.padding import Border, ahead_of_same, check_image, tile
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.whole import as_a_whole
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
-from orthogonium.layers.conv.padding import convolve, pad, unwrap, wrap, zero_extend
+from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
-from orthogonium.linalg.precision import autocasts, exports_to_onnx
+from orthogonium.linalg.evaluation import autocasts, exports_to_onnx
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
 from orthogonium.methods.circle import left_of
@@ -75,8 +75,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
-    constraint, raw = source
-    kernel = constraint.kernel
+    kernel: Any = source[0].kernel
     if not _is_built_by(kernel, OrthogonalKernel) or kernel.channels < FEWEST_CHANNELS:
         return False
     pixels = x.numel() // layer.in_channels
@@ -132,7 +131,7 @@ def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
     """Whether the series takes fewer products than its sum, which would have to be built. Note [Series] of soc."""
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
-    kernel = source[0].kernel
+    kernel: Any = source[0].kernel
     if not _is_built_by(kernel, SkewExponentialKernel) or not layer.covers or source[1][0].dtype != x.dtype:
         return False
     g = layer.geometry
@@ -204,6 +203,19 @@ def _adjoint_frequencies(layer: Any, y: Tensor, source: Source | None) -> Tensor
 
 
 # ── the weight ──
+
+
+def convolve(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, border: Border, dilation: Sequence[int], groups: int
+) -> Tensor:
+    """Convolve an image with its border."""
+    left, right = border.left, border.right
+    amount: Sequence[int] = [0] * len(left)
+    if border.mode == "zeros" and left == right:
+        amount = left  # torch adds these without a copy of the image
+    else:
+        x = pad(x, left, right, border.mode)
+    return CONV[len(left)](x, kernel, bias, border.stride, amount, dilation, groups)
 
 
 def _convolve_padded(layer: Any, x: Tensor, source: Source | None) -> Tensor:

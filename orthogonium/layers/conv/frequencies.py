@@ -12,7 +12,7 @@ from orthogonium.kernels.circle import from_frequencies, to_frequencies, wrap_ta
 from orthogonium.kernels.phases import stack_phases, unstack_phases
 from orthogonium.layers.whole import as_a_whole
 from orthogonium.linalg.complex_matrices import real_form
-from orthogonium.linalg.precision import autocasts
+from orthogonium.linalg.evaluation import autocasts
 
 
 def symbol_of(weight: Tensor, left: Sequence[int], stride: Sequence[int], groups: int, sizes: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.algebra import spatial_dims
 from orthogonium.kernels.geometry import Size
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
-from orthogonium.linalg.precision import full_precision
+from orthogonium.linalg.evaluation import full_precision
 from orthogonium.methods.aoc import OrthogonalKernel
 
 

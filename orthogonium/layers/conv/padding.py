@@ -25,10 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.errors import GeometryError, ShapeError
-from orthogonium.kernels.algebra import CONV
 from orthogonium.kernels.geometry import ConvGeometry, Size, to_tuple
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.linalg.precision import has_values
+from orthogonium.linalg.evaluation import has_values
 
 PADDING_MODES = ("zeros", "circular")
 
@@ -204,19 +203,6 @@ unwrap = as_a_whole(_unwrap)
 def pad(x: Tensor, left: Sequence[int], right: Sequence[int], mode: str) -> Tensor:
     """Add pixels on both sides of each of the last axes."""
     return (wrap if mode == "circular" else zero_extend)(x, left, right)
-
-
-def convolve(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, border: Border, dilation: Sequence[int], groups: int
-) -> Tensor:
-    """Convolve an image with its border."""
-    left, right = border.left, border.right
-    amount: Sequence[int] = [0] * len(left)
-    if border.mode == "zeros" and left == right:
-        amount = left  # torch adds these without a copy of the image
-    else:
-        x = pad(x, left, right, border.mode)
-    return CONV[len(left)](x, kernel, bias, border.stride, amount, dilation, groups)
 
 
 def tile(x: Tensor, strides: Sequence[int]) -> Tensor:

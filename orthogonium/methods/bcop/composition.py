@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthogonium.linalg.derivatives import HandWritten, evaluate
+from orthogonium.linalg.evaluation import HandWritten, evaluate
 from orthogonium.methods.bcop.factors import apply_to_kernel
 
 _FEW = 128  # channels: with more, thin products are faster for kernels that are not square

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import GeometryError, ParameterError
-from orthogonium.layers.conv.padding import convolve
+from orthogonium.layers.conv.execution import convolve
 from orthogonium.layers.conv.sandwich import SandwichConv1d, SandwichConv2d, SandwichConv3d
 from orthogonium.layers.sandwich import SandwichLinear
 from orthogonium.linalg import CAYLEY_ORTHO_PARAMS

@@ -13,7 +13,7 @@ from torch import nn
 from orthogonium.errors import GeometryError, GuaranteeWarning, ParameterError, ShapeError
 from orthogonium.layers.conv import SLL, sll
 from orthogonium.layers.conv.aoc import AdaptiveOrthoConv2d
-from orthogonium.layers.conv.padding import convolve
+from orthogonium.layers.conv.execution import convolve
 from orthogonium.legacy import SDPBasedLipschitzConvLayer
 from orthogonium.linalg import QR_ORTHO_PARAMS
 from tests.jacobians import ascend, jacobian_norm, jacobians
