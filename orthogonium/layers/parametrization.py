@@ -294,6 +294,8 @@ class Constrained(nn.Module):
         constraint = chain._modules["0"]
         if constraint._forward_hooks or constraint._forward_pre_hooks:
             return None
+        if constraint._backward_hooks or constraint._backward_pre_hooks:
+            return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)
 

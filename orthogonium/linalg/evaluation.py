@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -181,7 +182,10 @@ def of_matrices(factorizes: bool) -> Callable[[Function], Function]:
                     f"{name}: ONNX has no operator for this constraint, which would be computed at every call. Export "
                     "a copy with plain weights: `orthogonium.layers.freeze(model)`."
                 )
-            return function(w, *options, **named) if w.numel() else w
+            if w.numel():
+                return function(w, *options, **named)
+            signature(function).bind(w, *options, **named)  # the options are to be right all the same
+            return w
 
         return run  # type: ignore[return-value]
 

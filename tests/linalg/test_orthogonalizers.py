@@ -200,6 +200,13 @@ def test_autocast_does_not_reach_the_algorithm(name):
 
 
 @exact
+def test_empty_matrices(name):
+    assert EXACT[name](torch.zeros(2, 0, 3)).shape == (2, 0, 3)
+    with pytest.raises(TypeError, match="option"):
+        EXACT[name](torch.zeros(0, 3), option=1)
+
+
+@exact
 def test_meta_and_vmap(name):
     assert EXACT[name](torch.empty(2, 5, 3, device="meta")).shape == (2, 5, 3)
     w = torch.randn(3, 4, 4, dtype=torch.float64)

@@ -88,6 +88,14 @@ def test_all_taps_at_once_build_the_same_kernel(sizes, c, columns):
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("sizes", [(3, 3), (1, 3), (1, 1), (5, 3)], ids=str)
+def test_kernels_may_be_changed_in_place(sizes):
+    m = cholesky(torch.randn(2, count_bases(sizes, rotate=True), 3, 6, dtype=torch.float64)).requires_grad_()
+    kernel = compose(m, sizes)
+    expected = torch.autograd.grad((2 * kernel).sin().sum(), m)
+    torch.testing.assert_close(torch.autograd.grad(compose(m, sizes).mul_(2).sin().sum(), m), expected)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4, 8])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_large_matrices_on_any_number_of_threads(monkeypatch, threads, groups):

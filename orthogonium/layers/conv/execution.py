@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import sub
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
-from orthogonium.layers.parametrization import Source, standard_strides
+from orthogonium.layers.parametrization import Constraint, Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
@@ -32,7 +32,9 @@ FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they take
 
-Own = TypeVar("Own")
+# What a weight is built by, and an instance may replace.
+_CLASSES = (Constraint, OrthogonalKernel, SkewExponentialKernel)
+_METHODS = {name for cls in _CLASSES for name, value in vars(cls).items() if callable(value)}
 
 
 class Execution(NamedTuple):
@@ -75,8 +77,8 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
-    kernel: Any = source[0].kernel
-    if not _is_built_by(kernel, OrthogonalKernel) or kernel.channels < FEWEST_CHANNELS:
+    kernel = source[0].kernel
+    if type(kernel) is not OrthogonalKernel or kernel.channels < FEWEST_CHANNELS:
         return False
     pixels = x.numel() // layer.in_channels
     if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels:
@@ -89,11 +91,6 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     return image and all(n > 0 and n + a + b >= extent and max(a, b) <= n for n, a, b, extent in axes)
 
 
-def _is_built_by(kernel: object, cls: type[Own]) -> TypeGuard[Own]:
-    """Whether the weight is what this class builds: of another `build`, parts of the weight say nothing."""
-    return type(kernel) is cls and "build" not in vars(kernel)
-
-
 def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether the weight is not there already, and images in between are neither rounded nor lost."""
     constraint, raw = source
@@ -103,7 +100,11 @@ def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():
         return False
     # What torch refuses takes the way of the weight, where torch says so.
-    return layer.bias is None or layer.bias.dtype == x.dtype
+    if layer.bias is not None and layer.bias.dtype != x.dtype:
+        return False
+    # Where something else builds the weight, its parts say nothing.
+    own = vars(constraint), vars(constraint.kernel)
+    return type(constraint) is Constraint and not any(name in part for part in own for name in _METHODS)
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
@@ -131,8 +132,8 @@ def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
     """Whether the series takes fewer products than its sum, which would have to be built. Note [Series] of soc."""
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
-    kernel: Any = source[0].kernel
-    if not _is_built_by(kernel, SkewExponentialKernel) or not layer.covers or source[1][0].dtype != x.dtype:
+    kernel = source[0].kernel
+    if type(kernel) is not SkewExponentialKernel or not layer.covers or source[1][0].dtype != x.dtype:
         return False
     g = layer.geometry
     pixels, channels = x.numel() // layer.in_channels, kernel.channels * g.groups

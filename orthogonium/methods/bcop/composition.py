@@ -20,7 +20,7 @@ X to `(A_0X, A_1X, X − A_0X − A_1X)`. Its adjoint takes `(G_0, G_1, G_2)` to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,7 @@ from torch import Tensor
 from orthogonium.linalg.evaluation import HandWritten, evaluate
 from orthogonium.methods.bcop.factors import apply_to_kernel
 
-_FEW = 128  # channels: with more, thin products are faster for kernels that are not square
-_LARGE = 2**20  # multiplications of a product that is worth several threads
+_FEW = 128  # channels, up to which operators cost more than their arithmetic
 
 
 def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
@@ -60,7 +59,8 @@ def compose(
     counts = tuple(k - 1 for k in sizes)
     columns = bases.shape[-1] if columns is None else columns
     channels = bases.shape[-1]
-    suits = start is None and set(counts) <= {0, 2} and channels > 1  # one has projectors of rank 0
+    # One channel has projectors of rank 0; a kernel of one tap is a rotation alone.
+    suits = start is None and channels > 1 and {2} <= set(counts) <= {0, 2}
     if suits and (channels <= _FEW or 4 * columns > 3 * channels):  # Note [Three taps]
         return evaluate(_ThreeTaps, bases.contiguous(), columns, counts)
     return _by_factors(bases, counts, start, columns)
@@ -90,11 +90,13 @@ class _ThreeTaps(HandWritten):
         g, n, r, c = bases.shape
         m, below = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
-        overlap = _multiply(m, below.mT)
-        inner = _multiply(overlap, below)
-        product = _multiply(m.mT, inner)
-        taps = torch.cat((product, _multiply(u.mT, u).sub_(product, alpha=2)), 1).view(g, n // 2, 2 * c, c)
+        multiply = _product(c)
+        overlap = multiply(m, below.mT)
+        inner = multiply(overlap, below)
+        product = multiply(m.mT, inner)
+        taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1).view(g, n // 2, 2 * c, c)
         x = torch.eye(c, columns, dtype=bases.dtype, device=bases.device).sub(taps[:, 0, c:, :columns], alpha=2)
+        kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
         steps = []
         for pair in reversed(range(1, n // 2)):  # the last axis is applied first; its taps stand last
             steps.append(x)
@@ -102,9 +104,9 @@ class _ThreeTaps(HandWritten):
             terms = first, second, (x - first).sub_(second)
             if pair > 1:
                 x = torch.stack(terms, 2).view(g, c, -1)
-            else:  # the taps of all axes go behind the columns
-                x = torch.stack([z.reshape(g, c, -1, columns).mT for z in terms], 3)
-        return x.view(g, c, columns, *(k + 1 for k in counts)), [overlap, inner, taps, *steps]
+        # The taps of all axes go behind the columns.
+        torch.stack([z.reshape(g, c, -1, columns).mT for z in terms], 3, out=kernel.view(g, c, columns, 3, -1))
+        return kernel, [overlap, inner, taps, *steps]
 
     @staticmethod
     def adjoint(
@@ -125,14 +127,15 @@ class _ThreeTaps(HandWritten):
             grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
         grad_taps[:, 0, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
         # A_0 = PQ and A_1 = P + Q − 2PQ
+        multiply = _product(c)
         of_product, of_sum = grad_taps.view(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
         m, below = bases.view(-1, 2, r, c).unbind(1)
-        of_inner = _multiply(m, of_product)
-        of_overlap = _multiply(of_inner, below.mT)
-        result = _multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
-        result[:, 0] += _multiply(inner, of_product.mT).add_(_multiply(of_overlap, below))
-        result[:, 1] += _multiply(overlap.mT, of_inner).add_(_multiply(of_overlap.mT, m))
+        of_inner = multiply(m, of_product)
+        of_overlap = multiply(of_inner, below.mT)
+        result = multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
+        result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, below))
+        result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, m))
         return result.view(bases.shape), None, None
 
     @classmethod
@@ -141,16 +144,20 @@ class _ThreeTaps(HandWritten):
         return _by_factors(bases, counts, None, columns)
 
 
+def _product(channels: int) -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.bmm if channels < _FEW else _multiply
+
+
 def _multiply(a: Tensor, b: Tensor) -> Tensor:  # (n, i, j), (n, j, k) → (n, i, k)
     """`torch.bmm`, whose threads take a whole matrix each: three matrices would leave one of two threads idle.
 
     So the matrices that are left for fewer than all threads come one by one, each for all of them.
     """
-    count, rows, inner = a.shape
+    count = len(a)
     left = count % torch.get_num_threads()
-    if not left or a.device.type != "cpu" or rows * inner * b.shape[2] < _LARGE:
+    if not left or a.device.type != "cpu":
         return torch.bmm(a, b)
-    c = a.new_empty(count, rows, b.shape[2])
+    c = a.new_empty(count, a.shape[1], b.shape[2])
     whole = count - left
     torch.bmm(a[:whole], b[:whole], out=c[:whole])
     for i in range(whole, count):

@@ -90,7 +90,7 @@ def test_series_in_transforms_and_compilers():
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(slope, layer(x + tangent) - expected)
     torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(x), expected)
+    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), expected)
     torch.testing.assert_close(checkpoint(layer, x, use_reentrant=False), expected)
 
 
