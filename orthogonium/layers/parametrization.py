@@ -191,6 +191,7 @@ class Constraint(nn.Module):
         return {**self.__dict__, "_kept": None, "supply": None}  # copies and pickles build their own
 
 
+_METHODS = [name for name, value in vars(Constraint).items() if callable(value)]
 Own = TypeVar("Own", bound=nn.Module)
 Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint and raw parameters
 
@@ -285,8 +286,8 @@ class Constrained(nn.Module):
     def source(self) -> Source | None:
         """The constraint and the raw parameters that the weight is built of, if by nothing else.
 
-        There is no such pair after `remove_parametrizations`, beside a second parametrization, hooks or pruning, or in
-        `parametrize.cached()`.
+        There is no such pair after `remove_parametrizations`, beside a second parametrization, hooks, pruning or
+        methods that were replaced, or in `parametrize.cached()`.
         """
         chain = self._constrained_chain()
         if chain is None or parametrize._cache_enabled:
@@ -295,6 +296,9 @@ class Constrained(nn.Module):
         if constraint._forward_hooks or constraint._forward_pre_hooks:
             return None
         if constraint._backward_hooks or constraint._backward_pre_hooks:
+            return None
+        own = vars(constraint)
+        if type(constraint) is not Constraint or any(name in own for name in _METHODS):
             return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)

@@ -201,3 +201,14 @@ def test_edits_of_parameters_of_orthogonalizers_are_noticed():
         before = layer.eval()(torch.eye(6))
         own.copy_(torch.linspace(-1, 1, 6)[:, None])
         assert not torch.equal(layer(torch.eye(6)), before)
+
+
+@pytest.mark.parametrize("name", ["build", "forward"])
+def test_what_builds_the_weight_instead_has_its_say(name):
+    """Of wide layers, too, which need no weight in training."""
+    layer, x = OrthoLinear(1024, 64), torch.randn(8, 1024)
+    expected = (layer(x) - layer.bias) / 2
+    constraint = layer.parametrizations.weight[0]
+    method = getattr(constraint, name)
+    setattr(constraint, name, lambda *arguments: method(*arguments) / 2)
+    torch.testing.assert_close(layer(x) - layer.bias, expected)

@@ -18,7 +18,7 @@ from torch import Tensor
 from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
-from orthogonium.layers.parametrization import Constraint, Source, standard_strides
+from orthogonium.layers.parametrization import Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
@@ -32,9 +32,9 @@ FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they take
 
-# What a weight is built by, and an instance may replace.
-_CLASSES = (Constraint, OrthogonalKernel, SkewExponentialKernel)
-_METHODS = {name for cls in _CLASSES for name, value in vars(cls).items() if callable(value)}
+# What a kernel is built by, and an instance may replace.
+_KERNELS = (OrthogonalKernel, SkewExponentialKernel)
+_METHODS = {name for cls in _KERNELS for name, value in vars(cls).items() if callable(value)}
 
 
 class Execution(NamedTuple):
@@ -102,9 +102,8 @@ def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     # What torch refuses takes the way of the weight, where torch says so.
     if layer.bias is not None and layer.bias.dtype != x.dtype:
         return False
-    # Where something else builds the weight, its parts say nothing.
-    own = vars(constraint), vars(constraint.kernel)
-    return type(constraint) is Constraint and not any(name in part for part in own for name in _METHODS)
+    own = vars(constraint.kernel)
+    return not any(name in own for name in _METHODS)  # where something else builds the weight, its parts say nothing
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
