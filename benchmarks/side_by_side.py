@@ -90,13 +90,20 @@ def beside(ours: float, theirs: float, why: str) -> str:
     return f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2f}×, behind: {why}"
 
 
-def in_process(peer: bool, function: str, *arguments):
-    """What a function ("module:function") returns in a process of its own, with our library or the published one."""
+def in_process(peer: bool, function: str, *arguments, limit: float | None = None):
+    """What a function ("module:function") returns in a process of its own, with our library or the published one.
+
+    None if it takes more than `limit` seconds.
+    """
     context = multiprocessing.get_context("spawn")
     end, other = context.Pipe()
     process = context.Process(target=_answer, args=(other, peer, function, arguments, chosen_device()), daemon=True)
     process.start()
     other.close()  # so that the end of the process is noticed
+    if not end.poll(limit):
+        process.kill()
+        process.join()
+        return None
     result = end.recv()
     process.join()
     return result

@@ -29,6 +29,7 @@ from orthogonium.report import evaluate
 from orthogonium.report.curves import survival_curve
 from orthogonium.training import LipschitzClassifier, fit, load_checkpoint
 from orthogonium.training.fitting import load_data
+from orthogonium.training.memory import keep_freed_memory
 from orthogonium.training.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -39,6 +40,8 @@ _CURVE_REACH = 1.5  # times the largest radius
 def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, accelerator: str) -> RunResult:
     """Train, or continue, and evaluate. What goes wrong with the network is a result, too."""
     found = RunResult("failed", recipe.seed, eps=recipe.eps)
+    if training_device(accelerator).type == "cpu":
+        keep_freed_memory()
     data = load_data(recipe)
     found = replace(found, memory_before=memory())
     try:

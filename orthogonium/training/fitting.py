@@ -30,6 +30,7 @@ from orthogonium.training.classifier import CHECKPOINT_KEY, LipschitzClassifier
 from orthogonium.training.clock import Interrupted
 from orthogonium.training.early_stopping import EarlyStopping
 from orthogonium.training.journal import Journal, create_loggers
+from orthogonium.training.memory import keep_freed_memory
 from orthogonium.training.progress import ProgressBar
 from orthogonium.training.run_folder import RunFolder
 from orthogonium.training.time_limit import TimeLimit
@@ -194,6 +195,9 @@ def fit(
     script, by Lightning itself with `devices` > 1. Each takes its share of every batch and, with DDP, of the builds of
     constrained weights, which are built once for each optimizer step (`orthogonium.build_once`).
 
+    On a CPU the process keeps the memory that it frees from then on (`training/memory.py`), which makes steps up to a
+    third faster.
+
     Args:
         recipe: what to train and how.
         out: the folder, created if need be. It must not hold another run.
@@ -275,6 +279,8 @@ def fit(
         folder.path.mkdir(parents=True, exist_ok=True)  # not before all else is known to exist
         if trainer.is_global_zero:
             folder.begin(recipe)
+        if trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
         torch.manual_seed(recipe.seed + trainer.global_rank)  # random layers differ between processes
         try:
             trainer.fit(classifier, datamodule=data, ckpt_path=start, weights_only=True)
