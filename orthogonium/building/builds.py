@@ -15,6 +15,7 @@ of a batch share a list of the weights that got a gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Supply:
 
     def is_of(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight was built from these very tensors."""
-        return all(a is b for a, b in zip(raw, self.raw, strict=True))
+        return all(map(is_, raw, self.raw))
 
 
 def state(p: Tensor) -> tuple[Any, ...]:

@@ -191,7 +191,7 @@ class Constraint(nn.Module):
         return {**self.__dict__, "_kept": None, "supply": None}  # copies and pickles build their own
 
 
-_METHODS = [name for name, value in vars(Constraint).items() if callable(value)]
+_METHODS = frozenset(name for name, value in vars(Constraint).items() if callable(value))
 Own = TypeVar("Own", bound=nn.Module)
 Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint and raw parameters
 
@@ -297,8 +297,7 @@ class Constrained(nn.Module):
             return None
         if constraint._backward_hooks or constraint._backward_pre_hooks:
             return None
-        own = vars(constraint)
-        if type(constraint) is not Constraint or any(name in own for name in _METHODS):
+        if type(constraint) is not Constraint or not _METHODS.isdisjoint(vars(constraint)):
             return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)

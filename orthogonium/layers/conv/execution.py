@@ -34,7 +34,7 @@ MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they ta
 
 # What a kernel is built by, and an instance may replace.
 _KERNELS = (OrthogonalKernel, SkewExponentialKernel)
-_METHODS = {name for cls in _KERNELS for name, value in vars(cls).items() if callable(value)}
+_METHODS = frozenset(name for cls in _KERNELS for name, value in vars(cls).items() if callable(value))
 
 
 class Execution(NamedTuple):
@@ -102,8 +102,7 @@ def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     # What torch refuses takes the way of the weight, where torch says so.
     if layer.bias is not None and layer.bias.dtype != x.dtype:
         return False
-    own = vars(constraint.kernel)
-    return not any(name in own for name in _METHODS)  # where something else builds the weight, its parts say nothing
+    return _METHODS.isdisjoint(vars(constraint.kernel))  # where something else builds the weight, its parts say nothing
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
