@@ -1,4 +1,4 @@
-"""Activations as affine maps and one ReLU, which is all that verifiers of networks read.
+"""Activations as affine maps and one ReLU, which is all that network verifiers read.
 
 Note [Residual form]
 Each of these activations is `x + O relu(Ix + i) + o` with matrices that act on the channels:
@@ -24,7 +24,7 @@ Affine = tuple[Tensor, Tensor, Tensor, Tensor]  # I (m, c), i (m,), O (c, m), o 
 class AffineReLU(nn.Module):
     """`x + O relu(Ix + i) + o` on an axis: 1×1 convolutions on images, dense layers on vectors. Note [Residual form].
 
-    It has the constant of the activation that it stands for, which the parts do not show: certify before.
+    It has the constant of the activation it replaces, but its parts do not show this: certify before rewriting.
     """
 
     inner: Tensor
@@ -64,7 +64,7 @@ def _pairs(first: Tensor, second: Tensor) -> Affine:  # rows of the identity
 
 @torch.no_grad()
 def affine_relu(activation: nn.Module, channels: int, like: Tensor) -> AffineReLU | None:
-    """The activation in this form, in the dtype of `like`; None if it is none of those that have one."""
+    """The activation in this form, in the dtype of `like`; None if it has no such form."""
     eye = torch.eye(channels, dtype=like.dtype, device=like.device)
     zero = eye.new_zeros(channels)
     if isinstance(activation, MaxMin):

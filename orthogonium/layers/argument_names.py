@@ -13,7 +13,7 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def also_named(**names: str) -> Callable[[Constructor], Constructor]:
-    """For constructors: `also_named(in_channels="cin")` accepts `in_channels=…` in the place of `cin=…`."""
+    """For constructors: `also_named(in_channels="cin")` accepts `in_channels=…` in place of `cin=…`."""
 
     def decorate(init: Constructor) -> Constructor:
         @functools.wraps(init)
@@ -35,7 +35,7 @@ def also_named(**names: str) -> Callable[[Constructor], Constructor]:
 
 
 def argument_names(cls: Callable[..., object]) -> set[str]:
-    """All names that the arguments of a class go by; those that it hands on by `**kwargs` are those of its bases."""
+    """All names that the arguments of a class go by, including those of its bases where `**kwargs` are passed on."""
     names: set[str] = set(getattr(getattr(cls, "__init__", None), "other_names", ()))
     makers = (
         [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)] if isinstance(cls, type) else [cls]

@@ -1,14 +1,14 @@
-"""Whether a module still is what its class states of it: what inverses and invertible residual blocks rest on.
+"""Whether a module still does what its class states: inverses and invertible residual blocks rely on this.
 
 Note [As written]
-A class states a constant (`guarantee`) and what undoes it (`inverse`, `undo`), of the forward pass that it has and of
-the weight that its constraint builds. Nothing is known of a module
-- whose class, outside of this library, overrides something below the class that makes the statement;
-- with a method that was replaced, or with forward hooks (other than those by which this library looks on);
-- whose weight passes another parametrization, or a hook, after its constraint.
-A plain weight, from `freeze` or `remove_parametrizations`, may have been trained since: it is measured. Its singular
-values must be what the layer states, to the precision of constrained weights. In compilers and transforms of functions,
-where values cannot be read, it is believed.
+A class states a constant (`guarantee`) and what undoes it (`inverse`, `undo`). These statements concern its own forward
+pass and the weight that its constraint builds. Nothing is known about a module
+- whose class, from outside this library, overrides something below the class that makes the statement;
+- with a method that was replaced, or with forward hooks (other than those with which this library observes);
+- whose weight passes through another parametrization, or a hook, after its constraint.
+A plain weight, from `freeze` or `remove_parametrizations`, may have been trained since, so it is measured. Its singular
+values must be what the layer states, to the precision of constrained weights. In compilers and function transforms,
+where values cannot be read, it is trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from orthogonium.layers.parametrization import Constrained
 from orthogonium.linalg.evaluation import has_values
 from orthogonium.spectral import circular_singular_values, convolution, spectrum
 
-# What may be overridden: it says nothing about the function.
+# What may be overridden, because it does not change the function.
 _SETTINGS = {"__init__", "extra_repr", "__repr__", "__doc__", "__module__", "__qualname__", "__annotations__"}
 _SETTINGS |= {"__static_attributes__", "__firstlineno__", "__parameters__", "__orig_bases__"}
 _PACKAGE = "orthogonium."
@@ -35,7 +35,7 @@ _measured: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()  # of plain 
 
 
 def replaced_methods(module: nn.Module) -> list[str]:
-    """Methods that a module has of its own, in the place of those of its class."""
+    """Methods of its class that a module instance replaces with its own."""
     kind = parametrize.type_before_parametrizations(module)
     compiled = "_compiled_call_impl"  # of `module.compile()`: the same, faster
     own = {name for name, value in vars(module).items() if callable(value)} - {compiled}
@@ -43,7 +43,7 @@ def replaced_methods(module: nn.Module) -> list[str]:
 
 
 def overridden(module: nn.Module, stated_by: type) -> list[str]:
-    """What the module, or a class of others below `stated_by`, has replaced of what that class has."""
+    """Attributes of `stated_by` that the module, or a third-party class below `stated_by`, has replaced."""
     kind = parametrize.type_before_parametrizations(module)
     own = replaced_methods(module)
     below = kind.__mro__[: kind.__mro__.index(stated_by)]
@@ -55,7 +55,7 @@ def departure(module: nn.Module, statement: str) -> str | None:
     """Why a statement that the class of a module makes need not hold for it (Note [As written]); None if it does.
 
     Args:
-        module: any module, also one without the statement.
+        module: any module, even one without the statement.
         statement: "guarantee", "inverse" or "undo".
     """
     kind = parametrize.type_before_parametrizations(module)
@@ -72,7 +72,7 @@ def departure(module: nn.Module, statement: str) -> str | None:
 
 
 def parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The module and all inside of it but what builds weights."""
+    """The module and everything inside it except what builds weights."""
     yield module
     for name, child in module.named_children():
         if name != "parametrizations":
@@ -112,7 +112,7 @@ def _departure_of_weight(layer: Constrained, statement: str) -> str | None:
 
 
 def _extreme_singular_values(layer: Constrained, weight: Tensor) -> tuple[float, float] | None:
-    """The smallest and the largest singular value of a plain weight, or bounds of them; None for weights of blocks."""
+    """The smallest and the largest singular value of a plain weight, or bounds on them; None for weights of blocks."""
     if not isinstance(layer, nn.Linear) and not hasattr(layer, "geometry"):
         return None
     kept = _measured.get(layer)
@@ -132,8 +132,8 @@ def _measure(layer: Any, weight: Tensor) -> Tensor:
         if not layer.smallest:
             found = spectrum(kernel, kind="upper", rtol=_TOLERANCE / 10)
             return torch.tensor([found.sigma_min, found.sigma_max], dtype=torch.float64)
-        # KKᵀ − 1 is a polynomial of frequency, next to nothing: what it is on a circle with more than twice as many
-        # windows as it has coefficients, it is everywhere.
+        # KKᵀ − 1 is a nearly vanishing polynomial of frequency: its size on a circle with more than twice as many
+        # windows as it has coefficients is its size everywhere.
         wide = [4 * s * -(-x // s) for x, s in zip(g.extent, g.stride, strict=True)]
         values = circular_singular_values(kernel, weight.shape[2:] if layer.spans_image else wide)
     return torch.stack([values[-1], values[0]])

@@ -1,7 +1,7 @@
 """Attention with a proved constant, and token mixing by orthogonal matrices.
 
 Note [Attention]
-The product of two values, as in dot-product attention, has no Lipschitz constant: its derivative grows with the tokens.
+Products of tokens, as in dot-product attention, have no Lipschitz constant: their derivative grows with the tokens.
 Here tokens x₁, …, xₙ move downhill on the energy `E(X) = (1/n) Σ_{i<j} ψ(xᵢ − xⱼ)`, `ψ(z) = −exp(−β‖z‖²/2)/β`:
 
     yᵢ = xᵢ + (η/n) Σⱼ wᵢⱼ (xⱼ − xᵢ),   wᵢⱼ = exp(−β‖xᵢ − xⱼ‖²/2)
@@ -13,9 +13,9 @@ least `−2e^(−3/2)` (at t = 3), at most 1. So for every δ
 
 lies between `−2e^(−3/2)` and 1 times `(1/n) Σ_{i<j} ‖δᵢ − δⱼ‖² = ‖δ‖² − ‖Σδᵢ‖²/n ≤ ‖δ‖²`. The derivative of y is
 `I − η∇²E`, symmetric with eigenvalues in `[1 − η, 1 + 2e^(−3/2)η]`: its norm is at most `max(1 + 2e^(−3/2)η, η − 1)`,
-everywhere, for any number of tokens and channels and any β. For η ≤ 3.6 half of the tokens at a distance of √(3/β) from
-the other half attain it.
-Heads are parts of the channels that do not meet: the constant of all is that of one.
+everywhere, for any number of tokens and channels and any β. For η ≤ 3.6 it is attained when half of the tokens are at a
+distance of √(3/β) from the other half.
+Heads act on disjoint parts of the channels: the constant of all is that of one.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def distance_attention(
     sharpness: Tensor,  # (heads,), β of each, at least 0
     step: float = 1.0,
 ) -> Tensor:  # the same shape
-    """Each token moves towards those near it. The constant is `attention_constant(step)`."""
+    """Move each token towards those near it. The Lipschitz constant is `attention_constant(step)`."""
     heads = x.unflatten(-1, (len(sharpness), -1)).transpose(1, 2)  # (batch, heads, tokens, c)
-    # By differences: from products of tokens, small distances far from 0 would be rounded away.
+    # By differences: computed from products of tokens, small distances far from 0 would be rounded away.
     distance = (heads[:, :, :, None] - heads[:, :, None]).square().sum(-1)
     weight = torch.exp(distance * (sharpness.view(-1, 1, 1) / -2)) / x.shape[1]
     moved = heads + step * (weight @ heads - weight.sum(-1, keepdim=True) * heads)
@@ -55,20 +55,20 @@ def distance_attention(
 
 
 class DistanceAttention(nn.Module):
-    """Self-attention by distance, for tokens `(batch, tokens, channels)`, in the place of `nn.MultiheadAttention`.
+    """Self-attention by distance, for tokens `(batch, tokens, channels)`, in place of `nn.MultiheadAttention`.
 
-    Between two orthogonal matrices each head moves its part of every token towards those near it,
+    Between two orthogonal matrices, each head moves its part of every token towards those near it,
     `xᵢ + (step/n) Σⱼ exp(−β‖xᵢ − xⱼ‖²/2) (xⱼ − xᵢ)`, with a trained sharpness β, divided by the constant of that map,
-    `1 + 2e^(−3/2)·step` (the proof is at the top of `layers/attention.py`). The same tokens in another order give the
-    same result in that order. A sample takes `tokens²·embed_dim` numbers of memory.
+    `1 + 2e^(−3/2)·step` (the proof is at the top of `layers/attention.py`). The layer is equivariant to permutations
+    of the tokens. Each sample takes `tokens²·embed_dim` numbers of memory.
 
-    Guarantee: 1-Lipschitz on all inputs, for every number of tokens. Some inputs attain it, for every even number of
-        tokens.
+    Guarantee: 1-Lipschitz on all inputs, for every number of tokens. The bound is attained by some inputs for every
+    even number of tokens.
 
     Args:
         embed_dim: number of channels.
-        num_heads: number of parts of the channels that attend on their own; divides `embed_dim`.
-        step: η of the note, positive: how far tokens move.
+        num_heads: number of parts of the channels that attend independently; divides `embed_dim`.
+        step: positive; how far tokens move.
         bias: whether the last matrix has a bias.
         device: where the parameters live.
         dtype: their type.
@@ -106,7 +106,7 @@ class DistanceAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """β = heads/channels: at the distance of tokens with independent entries of size 1, weights are about e^-1."""
+        """β = heads/channels: tokens with independent entries of size 1 get weights of about e^-1."""
         nn.init.constant_(self.log_sharpness, math.log(self.num_heads / self.embed_dim))
 
     @property
@@ -134,8 +134,8 @@ class TokenMixing(nn.Module):
 
     Args:
         tokens: number of tokens.
-        out_tokens: of the result; `tokens` if None.
-        bias: whether each of them has one.
+        out_tokens: number of output tokens; `tokens` if None.
+        bias: whether each output token has a bias.
         device: where the parameters live.
         dtype: their type.
         lipschitz: the constant of the layer, any positive number.
@@ -162,11 +162,11 @@ class TokenMixing(nn.Module):
 
     @property
     def guarantee(self) -> Guarantee:
-        """That of the matrix."""
+        """The guarantee of the matrix."""
         return self.matrix.guarantee
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens are combined, channels are not."""
+        """Combine tokens, not channels."""
         _check_tokens(x.mT, self.matrix.in_features, "TokenMixing", "tokens")
         return self.matrix(x.mT).mT
 

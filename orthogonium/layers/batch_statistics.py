@@ -1,11 +1,11 @@
-"""Statistics of batches: the mean of each channel over batch and space, its running average, several processes.
+"""Batch statistics: the mean of each channel over batch and space, its running average, across several processes.
 
 Note [Statistics of several processes]
 With `sync=True` (the default) and an initialised `torch.distributed` world, training statistics are those of the global
 batch: sums and counts are all-reduced, so processes may hold batches of different sizes, and gradients flow through
 the reduction. Output, gradients and running statistics are then the same as those of one process with the whole
-batch. As with SyncBatchNorm every process of the group must take part in each training forward; `sync=False` keeps
-statistics local. In a single process, and in eval, nothing is communicated.
+batch. As with SyncBatchNorm, every process of the group must take part in each training forward pass; `sync=False`
+keeps statistics local. In a single process, and in eval, nothing is communicated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orthogonium.errors import ParameterError, ShapeError
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """Statistics are computed in float32 or better."""
+    """The type in which statistics are computed: float32 or better."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -30,7 +30,7 @@ def per_channel(values: Tensor, x: Tensor) -> Tensor:
 
 
 def check_channels(x: Tensor, num_features: int, layer: str) -> None:
-    """Channels on axis 1, as many as the layer was built for."""
+    """Check that axis 1 has as many channels as the layer was built for."""
     if x.dim() < 2 or x.shape[1] != num_features:
         raise ShapeError(
             f"{layer} was built for inputs (n, {num_features}, …) of any rank ≥ 2: got shape {tuple(x.shape)}. "
@@ -107,7 +107,7 @@ class BatchStatistics(nn.Module):
         return dist.get_world_size(self.process_group) > 1
 
     def total(self, local: Tensor) -> Tensor:
-        """Sum over processes, differentiable."""
+        """Differentiable sum over processes."""
         if not self._is_synced():
             return local
         return _SumOverProcesses.apply(local, self.process_group)

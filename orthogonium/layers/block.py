@@ -1,7 +1,7 @@
 """Blocks with an activation inside, `y = Sx + Cσ(Ax + b)`, that are 1-Lipschitz as a whole.
 
-Their kernels A, C (and S, where the skip connection is not the identity) are built together, once per step and once in
-eval, and stored one after the other in the vector `weight`.
+Their kernels A, C (and S, if the skip connection is not the identity) are built together, once per training step and
+once in eval, and stored one after another in the vector `weight`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orthogonium.methods.kernel import Device, Kernels
 
 
 class Packing:
-    """Shapes of tensors that are stored one after the other in a vector.
+    """Shapes of tensors that are stored one after another in a vector.
 
     >>> a, b = Packing((2, 3), (4,)).unpack(torch.arange(10))
     >>> a.shape, b.shape
@@ -67,12 +67,12 @@ class LipschitzBlock(Constrained):
         return Guarantee("lipschitz", self.lipschitz)
 
     def skip(self, x: Tensor) -> Tensor:
-        """What a skip connection without a kernel adds."""
+        """The output of a skip connection without a kernel."""
         return x if self.lipschitz == 1 else self.lipschitz * x
 
 
 class DenseBlock(LipschitzBlock):
-    """Block on vectors: kernels have size 1. `residual` says whether x is added where there is no S."""
+    """Block on vectors: kernels have size 1. `residual` says whether x is added if there is no S."""
 
     in_features: int
     residual: bool = True

@@ -1,4 +1,4 @@
-"""Circular shifts of channels: space is mixed without a convolution. A permutation of the entries, so an isometry."""
+"""Circular shifts of channels mix space without a convolution. A permutation of the entries, hence an isometry."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from orthogonium.layers.inversion import check_as_written
 
 
 class ChannelShift(nn.Module):
-    """Moves parts of the channels of an image by some pixels, one part in each direction, around its border.
+    """Shifts parts of the channels of an image by some pixels, one part in each direction, wrapping at the border.
 
-    The channels are cut into `2·axes + 1` parts, equal but for the last one, which keeps its place and gets the rest:
-    along each spatial axis one part moves forwards and one backwards. Sequences and volumes do as well. Wu et al.,
+    The channels are cut into `2·axes + 1` parts, equal except for the last one, which gets the rest and stays in place:
+    along each spatial axis one part moves forwards and one backwards. Sequences and volumes work as well. Wu et al.,
     "Shift: a zero FLOP, zero parameter alternative to spatial convolutions" (2018), with a border that loses nothing.
 
     Guarantee: a permutation; `inverse()` undoes it.
 
     Args:
-        pixels: how far; negative for the other directions.
+        pixels: shift in pixels; negative for the opposite directions.
 
     >>> from orthogonium.layers.channel_shift import ChannelShift
     >>> ChannelShift()(torch.tensor([[[1, 2, 3], [1, 2, 3], [1, 2, 3]]]))
@@ -38,7 +38,7 @@ class ChannelShift(nn.Module):
         self.pixels = pixels
 
     def inverse(self) -> ChannelShift:
-        """The shifts back."""
+        """The layer that shifts back."""
         check_as_written(self, "inverse")
         return ChannelShift(-self.pixels)
 
@@ -57,5 +57,5 @@ class ChannelShift(nn.Module):
         return torch.cat([*rolled, kept], dim=1)
 
     def extra_repr(self) -> str:
-        """How far."""
+        """The shift."""
         return f"{self.pixels}"

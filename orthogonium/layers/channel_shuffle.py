@@ -1,4 +1,4 @@
-"""Channel shuffle: lets the groups of two grouped layers exchange channels. A permutation, so an isometry."""
+"""Channel shuffle: lets the groups of two grouped layers exchange channels. A permutation, hence an isometry."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ChannelShuffle(nn.Module):
     Guarantee: a permutation.
 
     Args:
-        group_in: groups of the layer before.
-        group_out: groups of the layer after.
+        group_in: groups of the preceding layer.
+        group_out: groups of the following layer.
         dim: the axis to shuffle; `group_in · group_out` must divide its size.
 
     >>> from orthogonium.layers.channel_shuffle import ChannelShuffle

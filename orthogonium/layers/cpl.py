@@ -16,7 +16,7 @@ class CPLLinear(DenseBlock):
     """1-Lipschitz residual dense layer `x − (2/β) Wᵀσ(Wx + b)`, `β ≥ ‖W‖²`: a step of descent on a convex potential.
 
     Meunier, Delattre, Araujo, Allauzen (2022), "A dynamical system perspective for Lipschitz neural networks", with a
-    certified bound (Gram iteration) where the paper has a power iteration.
+    certified bound (Gram iteration) where the paper uses power iteration.
 
     Guarantee: 1-Lipschitz (1e-5 in float32).
 

@@ -1,28 +1,28 @@
-"""Weights that are kept in eval, and when they are served again.
+"""Weights that are kept in eval, and when they are reused.
 
 Note [Eval cache]
-The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it came
-from.
+The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it was
+built from.
 
 On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy.
 Comparing contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every
 way of changing a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. A stale
 weight cannot be served.
 
-Accelerators would have to be waited for at each call, and their work could not be captured in a graph. There the weight
-is served while the raw parameters are the same memory, of the same version. So it notices
+On accelerators a comparison would wait for the device at each call and prevent capture in a graph. There the weight is
+served while the raw parameters are the same memory, of the same version. So the cache notices
 - all operators that write to the parameters themselves: optimizer steps, `copy_`, EMA and SWA updates, `nn.init`;
 - other memory: `.to()`, `.data = …`, `swap_tensors`, `load_state_dict(assign=True)`;
-- `train()`, `eval()` and `load_state_dict`, which forget the weight, as each call that wants gradients does (the step
+- `train()`, `eval()` and `load_state_dict`, which drop the weight, as does each call that needs gradients (the step
   that follows may write without a new version: shards that are gathered anew),
 and does not notice
-- operators that write to `parameter.data` or to other memory that overlaps: `parameter.data.add_(1)`;
-- what writes below torch: replays of captured graphs that step the optimizer, kernels of your own, collectives that
-  preserve versions.
-After such edits call `eval()` once. A graph that was captured in eval holds the weight of its capture.
+- operators that write to `parameter.data` or to other overlapping memory: `parameter.data.add_(1)`;
+- writes below torch: replays of captured graphs that step the optimizer, custom kernels, collectives that preserve
+  versions.
+After such edits call `eval()` once. A graph that was captured in eval holds the weight from its capture.
 
-The weight itself is not compared, only its version counter: what was served is not to be edited through `.data`.
-Deployment that wants no check at all removes the parametrization.
+The weight itself is not compared, only its version counter: do not edit a served weight through `.data`.
+To avoid all checks in deployment, remove the parametrization.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype on the CPU are equal; bit by bit, where libc is fastest."""
+    """Whether two CPU tensors of the same shape and dtype are equal; bit by bit, where libc is fastest."""
     if not (a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
     return _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
@@ -53,7 +53,7 @@ class Kept:
     def __init__(self, raw: tuple[Tensor, ...], build: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
         # Outside inference mode, so that the version counter of the weight exists.
         with torch.inference_mode(False), torch.no_grad():
-            # Held here, memory is not given to other tensors: on accelerators equal addresses mean the same parameters.
+            # Memory held here is not reused for other tensors: on accelerators equal addresses mean equal parameters.
             self.seen = tuple(p.detach() if waits(p) else p.detach().clone() for p in raw)
             self.weight = build(self.seen)
         self.version, self.raw_versions = self.weight._version, [q._version for q in self.seen]

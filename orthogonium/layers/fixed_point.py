@@ -1,18 +1,18 @@
 """Fixed points of contractions, `x = y − b(x)`, and their derivatives.
 
 Note [Error of a fixed point]
-If b is a contraction with the constant λ, the error of `x ← y − b(x)` shrinks by λ in each step: after a step of length
-δ it is at most `δ·λ/(1 − λ)`. After n steps from y it is at most `λⁿ/(1 − λ)` times the first of them, whatever the
-values are: that many steps are taken where values cannot be read.
+If b is a contraction with constant λ, the error of `x ← y − b(x)` shrinks by λ in each step: after a step of length
+δ it is at most `δ·λ/(1 − λ)`. After n steps from y it is at most `λⁿ/(1 − λ)` times the first step, whatever the
+values are: where values cannot be read, n is chosen from this bound.
 
 Note [Derivative of a fixed point]
-`dx = (I + J)⁻¹(dy − db)`, where J is the Jacobian of b at x and db its change at a fixed x. So one step `y − b(x)`,
-with x as a constant, has the value x and is differentiated; gradients g that come back are first replaced by the u with
+`dx = (I + J)⁻¹(dy − db)`, where J is the Jacobian of b at x and db the change of b at fixed x. So one step `y − b(x)`,
+with x as a constant, has the value x and is differentiated; incoming gradients g are first replaced by the u with
 `u + Jᵀu = g`, a fixed point of a contraction with the same λ. It does not matter how x was found, nor in how many
-steps. A derivative of u is one of a fixed point again, so that the derivative by y has a derivative; that by parameters
-of b, and third ones, would lack the change of x and are refused. Compilers, transforms of functions and forward
-derivatives take plain steps instead, which torch differentiates to any order: n of them from x leave `λⁿ/(1 − λ)` of a
-derivative out.
+steps. The derivative of u is again that of a fixed point, so the derivative with respect to y can be differentiated;
+that with respect to parameters of b, and third derivatives, would lack the change of x and are refused. Compilers,
+function transforms and forward derivatives take plain steps instead, which torch differentiates to any order: n of them
+from x leave out `λⁿ/(1 − λ)` of a derivative.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _norms(x: Tensor) -> Tensor:  # (batch, …) → (batch,)
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How fixed points are found: λ, the error that is asked for, relative to the largest entry, and the most steps."""
+    """How fixed points are found: λ, the requested error relative to the largest entry, and the most steps allowed."""
 
     lipschitz: float
     tolerance: float
@@ -48,17 +48,17 @@ class FixedPoint:
         return self.lipschitz / (1 - self.lipschitz)
 
     def _steps(self, tolerance: float) -> int:
-        """How many steps leave no more than this part of the first one."""
+        """How many steps bring the error down to this fraction of the first step."""
         return max(1, math.ceil(math.log(tolerance * (1 - self.lipschitz)) / math.log(self.lipschitz)))
 
     @torch.no_grad()
     def solve(self, b: Map, y: Tensor) -> tuple[Tensor, float]:
-        """The fixed point, without a graph, and a bound of its error. Note [Error of a fixed point]."""
+        """The fixed point, without a graph, and a bound on its error. Note [Error of a fixed point]."""
         x, error, lipschitz = y.detach(), math.inf, self.lipschitz
         scale = max(float(x.abs().max()), torch.finfo(y.dtype).tiny)
         if not math.isfinite(scale):
             raise ParameterError("iResidual: the output to undo has entries that are NaN or infinite.")
-        # What rounding adds in a step is never undone: no smaller error is asked for.
+        # The rounding error of a step cannot be undone: no smaller error is requested.
         smallest = 8 * torch.finfo(y.dtype).eps * scale * max(y[0].numel(), 1) ** 0.5 / (1 - lipschitz)
         before: Tensor | None = None
         for _ in range(self.max_iterations):
@@ -77,9 +77,9 @@ class FixedPoint:
 
         Args:
             b: the contraction.
-            y: what the fixed point belongs to.
-            x: its value.
-            again: the contraction, for calls that come later, in the derivative of a derivative.
+            y: the right-hand side of the fixed-point equation.
+            x: the value of the fixed point.
+            again: the contraction, for later calls, in the derivative of a derivative.
         """
         image = b(x)
         if not has_values(image):  # parameters with tangents
@@ -87,7 +87,7 @@ class FixedPoint:
         return self._implicit(b, y, image, x, again)
 
     def unrolled(self, b: Map, y: Tensor) -> Tensor:
-        """The fixed point by plain operators, without a look at values."""
+        """The fixed point by plain operators, without reading values."""
         x = y.detach()
         with torch.no_grad():
             for _ in range(self._steps_to_rounding(y)):
@@ -115,7 +115,7 @@ class FixedPoint:
         return _Implicit.apply(step, image, leaf, x, again, self)
 
     def pulled(self, pull: Map, grad: Tensor) -> Tensor:
-        """The u with `u + pull(u) = grad`, of each sample to the tolerance, relative to its gradient."""
+        """The u with `u + pull(u) = grad`, for each sample to the tolerance relative to its gradient."""
         eps = torch.finfo(grad.dtype).eps
         tolerance = max(self.tolerance, eps)
         u, errors = grad, None  # relative ones, where values can be read
@@ -126,7 +126,7 @@ class FixedPoint:
             u = following
             if errors is not None and bool((errors <= tolerance).all()):
                 return u
-        # A contraction got there, but for rounding.
+        # A contraction has converged by now, up to rounding.
         rounding = 8 * eps * max(grad[0].numel(), 1) ** 0.5 / (1 - self.lipschitz) ** 2
         if errors is not None and not bool((errors <= tolerance + rounding).all()):
             raise self._refuted(1.0, float(errors.max()) / self._factor)
@@ -154,7 +154,7 @@ def _pull(image: Tensor, x: Tensor, v: Tensor, again: bool = False) -> Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """`b(x)`, with x as a constant: its derivative by other things has no derivative, which would depend on x."""
+    """`b(x)` with x held constant: its gradients cannot be differentiated again, since they depend on x."""
 
     @staticmethod
     def forward(ctx: Any, image: Tensor) -> Tensor:

@@ -21,16 +21,16 @@ def freeze(
 ) -> nn.Module:
     """A copy of the model whose constrained weights are plain parameters: same outputs, nothing left to build.
 
-    What runs the model then needs none of the linear algebra behind the constraints: this is the form to export to
-    ONNX, to quantize, or to serve where even the check of the eval cache is too much. The copy is in eval mode.
-    Training it further would leave the constraint.
+    Running the copy needs none of the linear algebra behind the constraints: this is the form to export to ONNX, to
+    quantize, or to serve when even the check of the eval cache costs too much. The copy is in eval mode. Training it
+    further would violate the constraint.
 
     Args:
-        model: any module; it is left as it is.
-        activations: "relu" for verifiers, which read affine maps and ReLU only: MaxMin, GroupSort(2), Abs, HouseHolder
-            and NActivation are written so, centering becomes part of the bias before
-            it. Outputs agree up to rounding.
-        input_shape: of one sample, where the channels of an activation cannot be read off the layers before it.
+        model: any module; it is not modified.
+        activations: "relu" for verifiers, which only read affine maps and ReLU: MaxMin, GroupSort(2), Abs, HouseHolder
+            and NActivation are rewritten in these terms, and centering becomes part of the preceding bias. Outputs
+            agree up to rounding.
+        input_shape: shape of one sample, needed if the channels of an activation cannot be read off preceding layers.
 
     >>> from orthogonium.layers import OrthoLinear
     >>> model = torch.nn.Sequential(OrthoLinear(4, 4), torch.nn.ReLU())
@@ -43,7 +43,7 @@ def freeze(
     for module in copy.modules():
         if not parametrize.is_parametrized(module):
             continue
-        # A copy of a layer of torch shares the class of the original, which is to keep its weight.
+        # A copy of a torch layer shares the class of the original, which must keep its weight.
         give_own_class(module, parametrize.type_before_parametrizations(module))
         for name, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
             if isinstance(chain[0], Constraint):

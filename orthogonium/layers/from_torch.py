@@ -1,4 +1,4 @@
-"""Constrained layers that start from plain ones: sizes are read off the layer, weights are the closest of the set.
+"""Constrained layers that start from plain ones: sizes are read off the layer, weights are the closest admissible.
 
 `Constrained.from_torch` and `Constrained.distance_to` are the public names. Note [Closest] of `methods/kernel.py`.
 """
@@ -22,12 +22,12 @@ from orthogonium.methods.kernel import Kernels
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-_SAMPLES = 8192  # vectors or pixels that a block is compared on, and fitted on at most
-_FEWEST, _OUTPUTS_PER_PARAMETER = 512, 8  # of the inputs of a fit: with fewer, it would fit these inputs alone
+_SAMPLES = 8192  # vectors or pixels on which a block is compared, and at most fitted
+_FEWEST, _OUTPUTS_PER_PARAMETER = 512, 8  # of the inputs of a fit: with fewer, it would overfit them
 
 
 def _arguments(layer: Any) -> dict[str, Any]:
-    """The arguments of torch that make a layer like this one."""
+    """The torch arguments that make a layer like this one."""
     if isinstance(layer, nn.Linear):
         sizes: dict[str, Any] = {"in_features": layer.in_features, "out_features": layer.out_features}
     elif isinstance(layer, nn.modules.conv._ConvNd):
@@ -51,7 +51,7 @@ def _arguments(layer: Any) -> dict[str, Any]:
 
 
 def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
-    """A layer of this class with the sizes of a plain one, but for `options`; its weights are random."""
+    """A layer of this class with the sizes of a plain one, except for `options`; its weights are random."""
     accepted = argument_names(cls)
     unknown = [name for name in options if name not in accepted]
     if unknown:
@@ -80,7 +80,7 @@ def like(cls: type[Layer], layer: Any, options: Mapping[str, Any]) -> Layer:
 
 
 def _check_direction(made: Any, layer: Any) -> None:
-    """Of the same shape, the weight of a transposed convolution means another thing."""
+    """Refuse to mix transposed and plain convolutions, whose weights of equal shape mean different things."""
     own, other = (getattr(x, "transposed", None) for x in (made, layer))
     if None not in (own, other) and own != other:
         names = [f"{type(x).__name__} ({'' if x.transposed else 'not '}transposed)" for x in (made, layer)]
@@ -91,7 +91,7 @@ def _check_direction(made: Any, layer: Any) -> None:
 
 
 def _left(layer: Any) -> tuple[int, ...]:
-    """Pixels on the left of an image that the windows of a convolution begin with, on each axis."""
+    """How many pixels to the left of an image the windows of a convolution begin, on each axis."""
     if hasattr(layer, "border"):  # of a constrained layer, whose "same" is that of `conv/padding.py`
         left: tuple[int, ...] = layer.border.left
         return left
@@ -101,13 +101,13 @@ def _left(layer: Any) -> tuple[int, ...]:
 
 
 def _embedded(made: Any, layer: Any) -> Tensor:
-    """The weight of the layer amid zeros, where that of the constrained layer is larger.
+    """The weight of the layer, surrounded by zeros if that of the constrained layer is larger.
 
-    Tap t of a convolution meets the pixel `d·t − left` of a window, so that it becomes the tap u of the larger kernel
-    that meets the same one.
+    Tap t of a convolution meets pixel `d·t − left` of a window, so it becomes the tap u of the larger kernel that meets
+    the same pixel.
 
     Raises:
-        ShapeError: if the weight is not that of a smaller kernel with as many channels.
+        ShapeError: if the weight is not that of a smaller kernel with the same number of channels.
         GeometryError: if a tap of the layer meets a pixel that no tap of the constrained layer meets.
     """
     weight: Tensor = layer.weight.detach()
@@ -167,7 +167,7 @@ def start_from(cls: type[Layer], layer: Any, steps: int, options: Mapping[str, A
 
 
 def _same_raw(made: Any, layer: Any) -> bool:
-    """Whether the layer is constrained in the same way, so that its raw parameters give the same function."""
+    """Whether the layer is constrained in the same way, so its raw parameters give the same function."""
     if not parametrize.is_parametrized(layer, "weight") or made.extra_repr() != layer.extra_repr():
         return False
     if parametrize.type_before_parametrizations(layer) is not parametrize.type_before_parametrizations(made):
@@ -194,7 +194,7 @@ def distance(made: Any, layer: Any, up_to_scale: bool) -> float:
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and not hasattr(made, "packing"):
             target, own = _embedded(made, layer).double(), made.weight.double()
         else:
-            x = _inputs(layer, _SAMPLES, seed=0x5EED)  # not those that it may have been fitted on
+            x = _inputs(layer, _SAMPLES, seed=0x5EED)  # not those it may have been fitted on
             target, own = made.activation(layer(x)).double(), made(x).double()
         scale = (own * target).sum() / own.square().sum() if up_to_scale else 1.0
         return float((scale * own - target).norm() / target.norm().clamp_min(torch.finfo(torch.float64).tiny))
@@ -211,7 +211,7 @@ def scale_of(made: Any, layer: Any) -> float:
 
 
 def _inputs(layer: Any, samples: int, seed: int) -> Tensor:
-    """Normal inputs, always the same: vectors, or images that the kernel fits in with as many pixels."""
+    """Normal inputs, always the same: vectors, or images with as many pixels, large enough for the kernel."""
     weight: Tensor = layer.weight
     generator = torch.Generator().manual_seed(seed)
     if isinstance(layer, nn.Linear):
@@ -224,7 +224,7 @@ def _inputs(layer: Any, samples: int, seed: int) -> Tensor:
 
 
 def _fit_block(made: Any, layer: Any, steps: int) -> None:
-    """Raw parameters and bias for which the block does what the activation makes of the layer, on normal inputs."""
+    """Fit raw parameters and bias so that the block matches the layer followed by the activation on normal inputs."""
     block = deepcopy(made).double()
     outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels / math.prod(layer.stride)
     wanted = _OUTPUTS_PER_PARAMETER * sum(p.numel() for p in block.parameters()) / outputs

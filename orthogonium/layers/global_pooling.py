@@ -1,4 +1,4 @@
-"""Pooling of all space at once, and average pooling to a given size, with a Lipschitz constant of exactly 1."""
+"""Global pooling, and average pooling to a given size, with a Lipschitz constant of exactly 1."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _GlobalPool(nn.Module):
 
 
 class ScaledGlobalAvgPool(_GlobalPool):
-    """Mean over space times `√N` for `N` pixels, i.e. `Σx/√N`.
+    """Mean over space times `√N` for `N` pixels, that is, `Σx/√N`.
 
     Guarantee: a linear map with orthonormal rows (the plain mean has constant `1/√N`).
 
@@ -64,9 +64,9 @@ class ScaledGlobalAvgPool(_GlobalPool):
 
 
 class GlobalL2NormPool(_GlobalPool):
-    """Euclidean norm of each channel over space: the norm of the image is kept.
+    """Euclidean norm of each channel over space: the norm of the image is preserved.
 
-    Guarantee: 1-Lipschitz, the Jacobian has orthonormal rows where no channel is all zero.
+    Guarantee: 1-Lipschitz; the Jacobian has orthonormal rows where no channel is all zero.
 
     Args:
         keepdim: whether the pooled axes stay, with size 1.
@@ -85,7 +85,7 @@ class GlobalL2NormPool(_GlobalPool):
 class GlobalMaxPool(_GlobalPool):
     """Maximum of each channel over space.
 
-    Guarantee: 1-Lipschitz, the Jacobian has orthonormal rows (a tie goes to one pixel).
+    Guarantee: 1-Lipschitz; the Jacobian has orthonormal rows (a tie goes to one pixel).
 
     Args:
         keepdim: whether the pooled axes stay, with size 1.
@@ -112,7 +112,7 @@ def _norm_of_windows(size: int, output_size: int) -> float:
 
 
 def adaptive_avg_constant(size: int, output_size: int) -> float:
-    """Spectral norm of adaptive average pooling of one axis: `√(output/size)` if that divides, else of its matrix.
+    """Spectral norm of adaptive average pooling of one axis: `√(output/size)` if `output_size` divides `size`.
 
     >>> from orthogonium.layers.global_pooling import adaptive_avg_constant
     >>> adaptive_avg_constant(8, 2), round(adaptive_avg_constant(5, 2), 4)
@@ -121,19 +121,19 @@ def adaptive_avg_constant(size: int, output_size: int) -> float:
     return math.sqrt(output_size / size) if size % output_size == 0 else _norm_of_windows(size, output_size)
 
 
-# What `torch.compiler.assume_constant_result` sets; calling it here would import the compiler, which takes a second.
+# Set by `torch.compiler.assume_constant_result`; calling that here would import the compiler, which takes a second.
 adaptive_avg_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class ScaledAdaptiveAvgPool(nn.Module):
-    """Adaptive average pooling to a given size, divided by its spectral norm. Any number of spatial axes up to 3.
+    """Adaptive average pooling to a given size, divided by its spectral norm, for up to 3 spatial axes.
 
     The scale depends on the size of the input, since the windows do.
 
-    Guarantee: 1-Lipschitz; orthonormal rows where the output size divides the size of the input.
+    Guarantee: 1-Lipschitz; orthonormal rows if the output size divides the size of the input.
 
     Args:
-        output_size: the size of each spatial axis of the output, or one for all.
+        output_size: the size of each spatial axis of the output, or one size for all.
 
     >>> from orthogonium.layers.global_pooling import ScaledAdaptiveAvgPool
     >>> ScaledAdaptiveAvgPool((1, 2))(torch.ones(1, 1, 4, 8))

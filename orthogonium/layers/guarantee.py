@@ -14,15 +14,15 @@ class Guarantee:
     """What a layer promises about the linear map, or the function, it applies.
 
     Attributes:
-        kind: "orthogonal", all singular values are `constant` (for 1 an isometry or the adjoint of one; of a function
-            that is not linear, each Jacobian is one); or "lipschitz", no two inputs are moved apart by more than
-            `constant`.
+        kind: "orthogonal": all singular values are `constant` (for 1, an isometry or the adjoint of one; for a
+            nonlinear function, each Jacobian is one); or "lipschitz": no distance between two inputs grows by more
+            than `constant`.
         constant: the Lipschitz constant.
-        each_output: whether it only holds for each output by itself.
-        image_sizes: of layers on images, what their sizes must be multiples of for the singular values to be as large
-            as promised; for other sizes the layer keeps its constant.
+        each_output: whether the constant only holds for each output by itself.
+        image_sizes: for layers on images, what the image sizes must be multiples of for the singular values to be as
+            large as promised; for other sizes the layer keeps its constant.
         every_window: whether the padding keeps every window of an image.
-        smallest: what no singular value is below, as a fraction of `constant`, if more is known than `kind` says.
+        smallest: lower bound on the singular values, as a fraction of `constant`, if more is known than `kind` says.
         note: anything else to tell the reader.
 
     >>> print(Guarantee("orthogonal", image_sizes=(2, 2)))
@@ -64,7 +64,7 @@ class Guarantee:
 
 
 def check_constant(lipschitz: float, name: str) -> float:
-    """The constant of a layer, any positive number."""
+    """Check the constant of a layer, any positive number, and return it."""
     number = isinstance(lipschitz, (int, float)) and not isinstance(lipschitz, bool)
     if not (number and 0 < lipschitz < math.inf):
         raise ParameterError(

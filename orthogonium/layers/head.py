@@ -1,11 +1,11 @@
-"""Which kind of head a classifier ends in: it decides how margins become certified radii.
+"""Which kind of head a classifier ends in: this decides how margins become certified radii.
 
 Note [The layer that speaks last]
 What a model returns is read off its forward pass, traced symbolically (`torch.fx`) without an input: the names and the
 order of its layers say nothing. On the way from the output back to the head there may be other modules, whose forward
-is traced in turn, and modules that keep each logit 1-Lipschitz; anything else (a scaled output, a write in place, a
-hook) makes the head unknown, as do a forward pass that cannot be traced, and one that ends in another layer in training
-than in evaluation. The weight the head applies is measured, constrained or not.
+is traced in turn, and modules that keep each logit 1-Lipschitz; anything else (a scaled output, an in-place write, a
+hook) makes the head unknown, as does a forward pass that cannot be traced, or that ends in different layers in training
+and in evaluation. The weight the head applies is measured, constrained or not.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from orthogonium.layers.wrappers import UNTRACEABLE, is_hooked, unwrapped
 
 _TOLERANCE = 1e-4  # of the norm of a weight, for rounding
 _HEADS = (OrthoLinear, SpectralLinear, UnitNormLinear)
-# They may follow the head: no logit moves further than before, dropout is off where certificates are made.
+# These may follow the head: no logit moves further than before, and dropout is off when certificates are made.
 _TRANSPARENT = (nn.Identity, nn.ReLU, nn.Flatten, nn.Dropout)
 
 
 class _Shallow(fx.Tracer):
-    """Traces one forward; modules that it calls are leaves."""
+    """Traces one forward pass; the modules it calls are leaves."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
 def _returned(module: nn.Module) -> nn.Module | None:
-    """The module whose output `module` returns; None if it does not return that of one, untouched."""
+    """The module whose output `module` returns; None if it does not return the untouched output of one module."""
     try:
         graph = _Shallow().trace(module)
     except UNTRACEABLE:
@@ -64,7 +64,7 @@ def _last_layer(model: nn.Module) -> nn.Linear | None:
 
 def _last_layer_in(model: nn.Module, training: bool) -> nn.Linear | None:
     for part in model.modules():
-        part.training = training  # `train()` may do more than to set the mode
+        part.training = training  # `train()` may do more than set the mode
     module: nn.Module | None = unwrapped(model)
     while module is not None and not _hooked(module):
         if isinstance(module, _HEADS):
@@ -77,7 +77,7 @@ def _last_layer_in(model: nn.Module, training: bool) -> nn.Linear | None:
 
 @torch.no_grad()
 def _norm(head: nn.Linear) -> float:
-    """Of the weight the head applies: of its largest row if it promises no more than that."""
+    """Norm of the weight the head applies; that of its largest row if it promises no more than that."""
     weight = head.weight.double()
     if not weight.isfinite().all():
         return float("nan")
@@ -86,13 +86,13 @@ def _norm(head: nn.Linear) -> float:
 
 
 def check_last_linear_layer_type(model: nn.Module) -> Literal["global", "classwise", "unknown"]:
-    """Type of the head of `model`, to be handed to losses and certificates as `last_layer_type`.
+    """Type of the head of `model`, to pass to losses and certificates as `last_layer_type`.
 
-    The head is the layer whose output the model returns, however deep it is nested: in containers, in wrappers such as
-    DDP or `torch.compile`.
+    The head is the layer whose output the model returns, however deeply it is nested in containers, or in wrappers such
+    as DDP or `torch.compile`.
 
     Returns:
-        "global" if the whole matrix has norm ≤ 1 (OrthoLinear, SpectralLinear), "classwise" if each row has
+        "global" if the whole matrix has norm ≤ 1 (OrthoLinear, SpectralLinear), "classwise" if each row does
         (UnitNormLinear), "unknown" for anything else.
 
     >>> from torch import nn

@@ -1,10 +1,10 @@
 """Modules that undo others: orthogonal layers by their adjoints, permutations, chains of these.
 
 Note [Undone]
-An isometry `f`, `WᵀW = I`, is undone by its adjoint, `x = Wᵀ(f(x) − b)`, also where it has more outputs than inputs:
+An isometry `f`, `WᵀW = I`, is undone by its adjoint, `x = Wᵀ(f(x) − b)`, even if it has more outputs than inputs:
 then `inverse(f)(f(x)) = x`, while `f(inverse(f)(y))` is only the projection of y. Layers with fewer outputs than inputs
-lose what cannot come back, as do activations that fold: MaxMin gives (a, b) and (b, a) the same result, HouseHolder a
-point and its mirror image. All of their Jacobians are orthogonal, and they are not injective. They are refused.
+lose information, as do activations that fold: MaxMin maps (a, b) and (b, a) to the same result, HouseHolder a point and
+its mirror image. All of their Jacobians are orthogonal, but they are not injective. They are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class InversionError(OrthogoniumError):
 
 
 def check_as_written(module: nn.Module, statement: str) -> None:
-    """Refuse a module of which its class need not know the inverse any more. Note [As written] of `as_written.py`."""
+    """Refuse a module whose class may no longer know its inverse. Note [As written] of `as_written.py`."""
     reason = departure(module, statement)
     if reason is not None:
         raise InversionError(f"What undoes it is not known: {reason}")
@@ -36,8 +36,8 @@ class Inverse(nn.Module):
     Guarantee: `Inverse(module)(module(x)) = x`, up to rounding; and the `inverse_constant` of the module, if any.
 
     Args:
-        module: what is undone.
-        both_sides: whether it also undoes its inverse.
+        module: the module to undo.
+        both_sides: whether the module also undoes its inverse.
     """
 
     def __init__(self, module: nn.Module, both_sides: bool = True) -> None:
@@ -47,7 +47,7 @@ class Inverse(nn.Module):
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """By how much distances may grow on the way back; None if no number bounds that."""
+        """By how much distances may grow on the way back; None if there is no bound."""
         constant = getattr(self.module, "inverse_constant", None)
         return None if constant is None else Guarantee("lipschitz", constant)
 
@@ -61,7 +61,7 @@ class Inverse(nn.Module):
         return self.module
 
     def forward(self, y: Tensor) -> Tensor:
-        """What the module made `y` of."""
+        """The input from which the module made `y`."""
         undone: Any = self.module
         if has_values(y):
             check_as_written(undone, "undo")  # hooks and steps of an optimizer may have come since
@@ -71,20 +71,20 @@ class Inverse(nn.Module):
 def inverse(module: nn.Module) -> nn.Module:
     """The module that undoes another one, with the same parameters: `inverse(f)(f(x)) = x` up to rounding.
 
-    Known are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular padding
-    that keeps every window, or without padding where windows tile the image),
+    Supported are orthogonal dense layers and convolutions with at least as many outputs as inputs (under circular
+    padding that keeps every window, or without padding if windows tile the image),
     `InvertibleDownsampling`, `InvertibleUpsampling`, `ChannelShuffle`, `ChannelShift`, `CReLU`, `Scale`,
     `ConcatResidual`, `iResidual`, `nn.Identity`, `PixelShuffle`, `PixelUnshuffle`, `Unflatten` and `LeakyReLU`, and
     chains (`nn.Sequential`) of these.
-    What folds cannot be undone: MaxMin, GroupSort, HouseHolder, Abs, and layers with fewer outputs than inputs.
+    Maps that fold cannot be undone: MaxMin, GroupSort, HouseHolder, Abs, and layers with fewer outputs than inputs.
 
-    The stride of a convolution must divide the size of its images, which its outputs alone do not tell: other images
-    come back with zeros after them (padding "same"), or with an edge that is lost (integers). Outputs of transposed
-    convolutions that the stride does not divide are refused.
+    The stride of a convolution must divide the size of its images, which cannot be told from its outputs: other images
+    come back with trailing zeros (padding "same"), or with an edge lost (integers). Outputs of transposed convolutions
+    that the stride does not divide are refused.
 
     Raises:
         InversionError: for everything else, with the reason; also for modules that do not do what their class says:
-            subclasses with a forward of their own, hooks, other parametrizations, weights that left their constraint.
+            subclasses with their own forward, hooks, other parametrizations, weights that left their constraint.
 
     >>> import orthogonium
     >>> from orthogonium.layers import AdaptiveOrthoConv2d, OrthoLinear

@@ -4,15 +4,15 @@ Behrmann, Grathwohl, Chen, Duvenaud, Jacobsen (2019), "Invertible residual netwo
 instead of estimated: those that the layers of `fn` promise.
 
 Note [Contractions]
-`fn` is a chain of modules that promise their constants (`guarantee`) or are 1-Lipschitz activations of torch; the
-product of these, times the factor that `fn` is multiplied by, is at most `lipschitz` < 1. So `x + s·fn(x)` is undone by
-`x ← y − s·fn(x)`, whose error and derivatives `fixed_point.py` knows. A forward pass takes the constants as the parts
-state them; what rests on the contraction (construction, `inverse`, `solve`, `log_det`) also asks whether they hold.
+`fn` is a chain of modules that promise their constants (`guarantee`) or are 1-Lipschitz torch activations; the product
+of these constants, times the factor that `fn` is multiplied by, is at most `lipschitz` < 1. So `x + s·fn(x)` is undone
+by `x ← y − s·fn(x)`; `fixed_point.py` has its error and derivatives. A forward pass takes the constants as the parts
+state them; whatever relies on the contraction (construction, `inverse`, `solve`, `log_det`) also checks that they hold.
 
 Note [Logarithm of the determinant]
-`log det(I + J) = Σ_k (−1)^(k+1) tr(Jᵏ)/k`, J the Jacobian of `s·fn`. The sum is cut after `terms`, which leaves out at
-most `d·lipschitz^(terms+1) / ((terms + 1)(1 − lipschitz))` for inputs of d numbers: the bias. Traces are estimated by
-random signs v, `vᵀJᵏv` (Hutchinson): their mean is the sum that was cut.
+`log det(I + J) = Σ_k (−1)^(k+1) tr(Jᵏ)/k`, J the Jacobian of `s·fn`. The sum is truncated after `terms`, which leaves
+out at most `d·lipschitz^(terms+1) / ((terms + 1)(1 − lipschitz))` for inputs of d numbers: the bias. Traces are
+estimated by random signs v, `vᵀJᵏv` (Hutchinson): their mean is the truncated sum.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _SMALL = 256  # numbers in an input up to which the determinant is computed from
 
 
 class LogDet(NamedTuple):
-    """A logarithm of a determinant for each sample, and what may be missing from its mean: 0 if it is exact."""
+    """The log-determinant of each sample, and a bound on the bias of its mean: 0 if it is exact."""
 
     value: Tensor
     bias: float
 
 
 class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
-    """`x + s·fn(x)`, where `s·fn` is a contraction, so that the block can be undone.
+    """`x + s·fn(x)`, where `s·fn` is a contraction, so the block is invertible.
 
     `fn` is multiplied by `s = lipschitz / c`, with the constant c that its layers promise (or `constant`), if c is
-    larger than `lipschitz`; else s = 1.
+    larger than `lipschitz`; otherwise s = 1.
 
-    Guarantee: invertible, with constant `1 + lipschitz`; its inverse has the constant `1 / (1 − lipschitz)`.
+    Guarantee: invertible, with constant `1 + lipschitz`; the inverse has constant `1 / (1 − lipschitz)`.
 
     Args:
         fn: a module that keeps the shape of its input: a chain (`nn.Sequential`) of constrained layers and activations.
         lipschitz: the constant of the branch, between 0 and 1.
-        constant: a Lipschitz constant of `fn`, where its parts do not promise one. It is believed.
-        tolerance: of the inverse, relative to the largest entry: iterations end when their error is bounded by it. Of
-            its derivatives, relative to their norm.
-        max_iterations: of the inverse, at most.
+        constant: a Lipschitz constant of `fn`, if its parts do not promise one. It is not verified.
+        tolerance: error of the inverse, relative to the largest entry, below which iterations stop; for its
+            derivatives, relative to their norm.
+        max_iterations: largest number of iterations of the inverse.
 
     >>> from orthogonium.layers import MaxMin, OrthoLinear
     >>> block = iResidual(nn.Sequential(OrthoLinear(6, 6), MaxMin(), OrthoLinear(6, 6)), lipschitz=0.5)
@@ -97,12 +97,12 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
 
     @property
     def guarantee(self) -> Guarantee:
-        """Invertible, and it expands by this much at most."""
+        """Invertible, and expands by at most this much."""
         return Guarantee("lipschitz", 1 + self.lipschitz)
 
     @property
     def inverse_constant(self) -> float:
-        """Distances shrink by the factor `1 − lipschitz` at most."""
+        """`1 / (1 − lipschitz)`, since distances shrink at most by the factor `1 − lipschitz`."""
         return 1 / (1 - self.lipschitz)
 
     def branch(self, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         return 1.0 if constant <= self.lipschitz else self.lipschitz / constant
 
     def _check_promise(self, dtype: torch.dtype) -> None:
-        """That the branch is a contraction, Note [Contractions]; where `constant` was given, it is believed."""
+        """Check that the branch is a contraction, Note [Contractions]; a given `constant` is trusted."""
         if self.constant is None:
             reason = lapse(self.fn)
             if reason is not None:
@@ -138,7 +138,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         )
 
     def _check_fixed(self) -> None:
-        """That the branch is one function, of each sample by itself."""
+        """Check that the branch is one fixed function of each sample by itself."""
         for name, module in self.named_modules():
             if module.training and getattr(module, "running_mean", None) is not None:
                 raise ParameterError(
@@ -156,7 +156,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         return Inverse(self)
 
     def undo(self, y: Tensor) -> Tensor:
-        """The input of this output, by a fixed point."""
+        """The input that gives this output, by a fixed-point iteration."""
         if torch.compiler.is_dynamo_compiling():  # the loops of `solve` end where values say so
             return torch.compiler.disable(self.solve)(y)[0]
         if has_values(y):
@@ -174,10 +174,10 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         self._check_fixed()
 
     def solve(self, y: Tensor) -> tuple[Tensor, float]:
-        """The input of this output, and a bound of its error (Euclidean, of each sample; but for rounding).
+        """The input that gives this output, and a bound on its error (Euclidean, of each sample; up to rounding).
 
         Raises:
-            ParameterError: if `max_iterations` are not enough for `tolerance`, or if steps refute the constant.
+            ParameterError: if `max_iterations` is too small for `tolerance`, or if steps refute the constant.
         """
         if not has_values(y):
             raise ParameterError(
@@ -205,9 +205,9 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
 
         Args:
             x: inputs, (batch, …).
-            terms: of the series, if it is not exact.
-            probes: random vectors for each sample, whose estimates are averaged.
-            exact: whether to take the determinant of the whole Jacobian; None for up to 256 numbers in an input.
+            terms: number of terms of the series, if not exact.
+            probes: number of random vectors for each sample, whose estimates are averaged.
+            exact: whether to take the determinant of the whole Jacobian; None does so for inputs of up to 256 numbers.
         """
         self._check_contraction(x.dtype)
         size = x[0].numel()

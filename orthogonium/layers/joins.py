@@ -1,7 +1,7 @@
-"""Where branches of a network meet: sums and concatenations that are no further apart than their inputs.
+"""Where branches of a network meet: sums and concatenations that do not expand distances.
 
-`a + b` of two 1-Lipschitz branches has the constant 2, `cat(a, b)` has √2. Weights that sum up to 1, or whose squares
-do, bring both back to 1; they are learned, or stay as they are.
+`a + b` of two 1-Lipschitz branches has constant 2, `cat(a, b)` has √2. Weights that sum to 1, or whose squares do,
+bring both back to 1; they are learned or fixed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orthogonium.layers.guarantee import Guarantee
 
 
 class _Join(nn.Module):
-    """Some inputs, and a positive weight for each: a parameter, or a buffer if it is not learned."""
+    """Several inputs with a positive weight for each: a parameter, or a buffer if not learned."""
 
     guarantee = Guarantee("lipschitz", note="for 1-Lipschitz branches")
     raw: Tensor
@@ -49,7 +49,7 @@ class _Join(nn.Module):
         return self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
 
     def extra_repr(self) -> str:
-        """The number of inputs, and whether weights stay."""
+        """The number of inputs, and whether the weights are fixed."""
         return f"{len(self.raw)}" + ("" if isinstance(self.raw, nn.Parameter) else ", learnable=False")
 
 
@@ -59,9 +59,9 @@ class ConvexSum(_Join):
     Guarantee: 1-Lipschitz if each branch is, for any gates.
 
     Args:
-        weights: number of inputs, or a positive weight for each, of which the gates are the shares.
+        weights: number of inputs, or a positive weight for each; the gates are the weights divided by their sum.
         learnable: whether the gates are trained.
-        device: where they live.
+        device: where the gates live.
         dtype: their type.
 
     >>> from orthogonium.layers import ConvexSum
@@ -103,7 +103,7 @@ class UnitConcat(_Join):
         weights: number of inputs, or a positive weight for each, up to a common factor.
         dim: the axis along which the inputs are joined.
         learnable: whether the weights are trained.
-        device: where they live.
+        device: where the weights live.
         dtype: their type.
 
     >>> from orthogonium.layers import UnitConcat

@@ -58,11 +58,11 @@ class _ConstrainedLinear(Constrained, nn.Linear):
 
     @property
     def inverse_constant(self) -> float | None:
-        """All singular values of the inverse are 1 over those of the layer."""
+        """The singular values of the inverse are the reciprocals of those of the layer."""
         return 1 / self.lipschitz if self.guarantee.kind == "orthogonal" else None
 
     def undo(self, y: Tensor) -> Tensor:
-        """The inputs of these outputs."""
+        """The inputs that give these outputs."""
         centred = y if self.bias is None else y - self.bias
         return F.linear(centred, self.weight.mT) / self.lipschitz**2
 
@@ -80,7 +80,7 @@ class _ConstrainedLinear(Constrained, nn.Linear):
 class OrthoLinear(_ConstrainedLinear):
     """Dense layer with orthonormal rows (columns if it has more outputs than inputs): all singular values are 1.
 
-    Guarantee: orthogonal; deviation of singular values from 1 as stated by the preset, 1e-6 in float32 for the default.
+    Guarantee: orthogonal; singular values deviate from 1 as stated by the preset, 1e-6 in float32 for the default.
 
     Args:
         in_features: size of an input.
@@ -112,7 +112,7 @@ class OrthoLinear(_ConstrainedLinear):
         constrain(self, OrthogonalMatrix((out_features, in_features), ortho_params), lipschitz)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`xWᵀ + b`, of wide layers in training without W: Note [Without W] of `linalg/in_turn.py`."""
+        """`xWᵀ + b`, for wide layers in training without building W: Note [Without W] of `linalg/in_turn.py`."""
         source = self.source()
         if not self._pays_in_turn(input, source):
             return F.linear(input, self.weight_of(source), self.bias)
@@ -135,14 +135,14 @@ class OrthoLinear(_ConstrainedLinear):
             return False
         if constraint.keeps(source[1]) or constraint.supplied(source[1]) is not None:
             return False
-        # What torch refuses takes the way of the weight, where torch says so.
+        # What torch refuses goes through the weight, so torch raises its own error.
         tensors = (raw, x) if self.bias is None else (raw, x, self.bias)
         fits = x.dim() > 0 and x.shape[-1] == self.in_features and raw.dtype.itemsize >= 4
         return fits and len({(t.dtype, t.device) for t in tensors}) == 1
 
     @property
     def spectral_geometry(self) -> Callable[[], dict[str, Any]] | None:
-        """Says that this is the layer of its weight, unless a subclass has a forward of its own."""
+        """Says that the layer applies its weight as it is, unless a subclass has its own forward."""
         return dict if type(self).forward is OrthoLinear.forward else None
 
     @property
@@ -154,7 +154,7 @@ class OrthoLinear(_ConstrainedLinear):
 class UnitNormLinear(_ConstrainedLinear):
     """Dense layer whose rows have norm 1: each output is 1-Lipschitz by itself (a head for one-vs-all certificates).
 
-    Guarantee: every single output is 1-Lipschitz; the layer as a whole is `√out_features`-Lipschitz at worst.
+    Guarantee: each output is 1-Lipschitz; the layer as a whole is `√out_features`-Lipschitz at worst.
 
     >>> UnitNormLinear(3, 10).weight.norm(dim=1).allclose(torch.ones(10))
     True
@@ -181,7 +181,7 @@ class UnitNormLinear(_ConstrainedLinear):
 class SpectralLinear(_ConstrainedLinear):
     """Dense layer with a spectral norm of at most 1, by a certified upper bound (no power iteration, no state).
 
-    Guarantee: 1-Lipschitz always, σ_max between `min(in, out)^(-2^-(niter+2))` and 1.
+    Guarantee: always 1-Lipschitz, with σ_max between `min(in, out)^(-2^-(niter+2))` and 1.
 
     >>> layer = SpectralLinear(5, 7)
     >>> layer.singular_values()[1] <= 1
@@ -204,12 +204,12 @@ class SpectralLinear(_ConstrainedLinear):
 
 
 class AOLLinear(_ConstrainedLinear):
-    """Dense layer scaled by output (or input, where there are fewer) until it is 1-Lipschitz: AOL.
+    """Dense layer whose outputs (or inputs, if there are fewer) are rescaled to make it 1-Lipschitz: AOL.
 
-    With `G = W Wᵀ`, row i is divided by the root of `t_i = Σ_j |G_ij| e^(q_j − q_i)`; q is learned. `niter` steps
-    tighten the bound: see `AOLConv2d`.
+    With `G = W Wᵀ`, row i is divided by the root of `t_i = Σ_j |G_ij| e^(q_j − q_i)`; q is learned. More steps
+    (`niter`) tighten the bound: see `AOLConv2d`.
 
-    Guarantee: 1-Lipschitz always.
+    Guarantee: always 1-Lipschitz.
 
     >>> layer = AOLLinear(5, 7)
     >>> layer.singular_values()[1] <= 1

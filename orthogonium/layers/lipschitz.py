@@ -1,8 +1,8 @@
-"""Layers by the name of their method: comparing methods is a change of one word.
+"""Layers by the name of their method: to compare methods, change one word.
 
-Each function has the arguments of its torch counterpart, `method`, and the options of that method (`niter=2` for AOL,
-`order=8` for SOC, `ortho_params=…`), and gives the layer that `orthogonium.methods.METHODS` names. The border is the
-same for all methods: "same", circular, if nothing else is said.
+Each function takes the arguments of its torch counterpart, `method`, and the options of that method (`niter=2` for AOL,
+`order=8` for SOC, `ortho_params=…`), and returns the layer that `orthogonium.methods.METHODS` names. The default
+padding is the same for all methods: "same", circular.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def _find(method: str, kind: str, layer_of: Callable[[Method], Layer | None]) ->
 def _make(
     function: Callable[..., nn.Module], cls: Callable[..., nn.Module], own: Mapping[str, Any], given: Mapping[str, Any]
 ) -> nn.Module:
-    """Call the class with what a function of this file was `given`, and the options that are the method's `own`.
+    """Call the class with what a function of this file was `given`, and the method's `own` options.
 
-    Arguments of torch that it does not take must have been left at their defaults.
+    Torch arguments that the class does not take must have been left at their defaults.
     """
     method, options = given["method"], {**own, **given["options"]}
     declared = inspect.signature(function).parameters
@@ -176,7 +176,7 @@ def LipschitzLinear(
     method: str = "aoc",
     **options: Any,
 ) -> nn.Module:
-    """Dense layer of the method with this name; arguments of `nn.Linear`, `method` and its options.
+    """Dense layer of the method with this name; takes the arguments of `nn.Linear`, `method` and its options.
 
     >>> for method in ("aoc", "aol", "spectral"):
     ...     print(LipschitzLinear(4, 2, method=method).__class__.__mro__[1].__name__)

@@ -1,6 +1,6 @@
 """Normalization that keeps a Lipschitz bound: centering by batch or by sample, and division by one common scale.
 
-BatchNorm divides each channel by its own running deviation, which may be tiny: no bound survives. Subtracting means
+BatchNorm divides each channel by its own running deviation, which may be tiny, so no bound survives. Subtracting means
 costs nothing: in eval it is a translation.
 """
 
@@ -20,16 +20,16 @@ from orthogonium.layers.guarantee import Guarantee
 class BatchCentering(BatchStatistics):
     """Subtracts the mean of each channel and adds a trainable bias: `x − μ_c + b_c`, for inputs (n, c, …) of any rank.
 
-    In eval `μ` is the running mean, a buffer. In training it is, by `subtract`,
+    In eval `μ` is the running mean, a buffer. In training it depends on `subtract`:
 
-    - "batch": the mean of the batch, over space too, and gradients flow through it;
-    - "running": the running mean, the batch included, as a constant: training and eval compute the same, a single value
-      is enough, and the derivative is the identity (0.0.4).
+    - "batch": the mean of the batch, including space, and gradients flow through it;
+    - "running": the running mean, including this batch, as a constant: training and eval compute the same, a single
+      value is enough, and the derivative is the identity (0.0.4).
 
-    In a distributed world the batch is the global one (`sync`).
+    In distributed training the batch is the global one (`sync`).
 
-    Guarantee: in eval and for "running" a translation, so an isometry; for "batch", in training, an orthogonal
-    projection of the batch (plus the bias), so 1-Lipschitz.
+    Guarantee: in eval and for "running" a translation, hence an isometry; for "batch", in training, an orthogonal
+    projection of the batch (plus the bias), hence 1-Lipschitz.
 
     Args:
         num_features: number of channels `c`.
@@ -71,11 +71,11 @@ class BatchCentering(BatchStatistics):
             num_features, momentum, bias=bias, sync=sync, process_group=process_group, device=device, dtype=dtype
         )
         self.subtract = subtract
-        self.least_values = 2 if subtract == "batch" else 1  # one value is its own mean: nothing would be left of it
+        self.least_values = 2 if subtract == "batch" else 1  # one value is its own mean: nothing would be left
 
     @property
     def guarantee(self) -> Guarantee:
-        """An isometry, but for the projection of a batch in training."""
+        """An isometry, except for the projection of a batch in training."""
         if self.subtract == "running":
             return Guarantee("orthogonal", note="always (a translation)")
         note = "in eval (a translation); in training 1-Lipschitz (an orthogonal projection)"
@@ -90,7 +90,7 @@ class BatchCentering(BatchStatistics):
             self.num_batches_tracked.add_(1)
             self.track(self.running_mean, mean)
         if mean is None or self.subtract == "running":
-            # A copy, which the next step does not write to.
+            # A copy, so the next step does not write to it.
             mean = self.running_mean.to(precise(x.dtype), copy=self.training)
         shift = -mean if self.bias is None else self.bias - mean
         return (x + per_channel(shift, x)).to(x.dtype)
@@ -99,16 +99,16 @@ class BatchCentering(BatchStatistics):
 class BatchLipNorm(BatchStatistics):
     """Subtracts the mean of each channel and divides all of them by **one** scale: `(x − μ_c)/s + b_c`.
 
-    `s² = max_c Var_c`, where `Var_c` is the unbiased variance of channel `c`, taken as 1 if below `eps`. In training
-    statistics are those of the (global) batch and gradients flow through them, in eval the running ones are used.
+    `s² = max_c Var_c`, where `Var_c` is the unbiased variance of channel `c`, taken as 1 if below `eps`. In training,
+    statistics are those of the (global) batch and gradients flow through them; in eval, the running ones are used.
 
     Guarantee: none of its own. In eval it multiplies distances by exactly `lipschitz_constant = 1/s`, which may exceed
-    1 and has to be multiplied into the bound of the network.
+    1 and must be multiplied into the bound of the network.
 
     Args:
         num_features: number of channels `c`.
         momentum: weight of a new batch in the running statistics; None averages all batches equally.
-        eps: channels with a smaller variance count as variance 1.
+        eps: channels with a smaller variance count as having variance 1.
         bias: whether to add `b`, initially 0.
         sync: whether training uses the statistics of all processes of an initialised world.
         process_group: the processes to synchronise; None means all.
@@ -177,16 +177,16 @@ class BatchLipNorm(BatchStatistics):
 class LayerCentering(nn.Module):
     """Subtracts from each sample its own mean over space, channel by channel, and adds a bias: `x − mean(x) + b_c`.
 
-    There are no running statistics: training and eval compute the same. Inputs (n, c) have no space; there the mean
-    over the channels is subtracted.
+    There are no running statistics: training and eval compute the same. Inputs (n, c) have no spatial axes; for them
+    the mean over the channels is subtracted.
 
-    Guarantee: an orthogonal projection plus a translation, so 1-Lipschitz. Not an isometry: the mean is lost.
+    Guarantee: an orthogonal projection plus a translation, hence 1-Lipschitz. Not an isometry: the mean is lost.
 
     Args:
         num_features: number of channels `c`.
         dim: the axes to average over instead, e.g. (1, 2, 3) for the mean LayerNorm uses on images. Not the batch axis.
         axis: the axis that holds the channels. For tokens (batch, time, channels) it is -1: then the mean over time is
-            subtracted, and with `dim=-1`, too, that of each token over its channels, as in `nn.LayerNorm`.
+            subtracted or, with `dim=-1` as well, that of each token over its channels, as in `nn.LayerNorm`.
         bias: whether to add `b`, initially 0.
         device: where the bias lives.
         dtype: its type.
@@ -231,7 +231,7 @@ class LayerCentering(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        """No bias."""
+        """Zero the bias."""
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -1,11 +1,11 @@
-"""A certified spectral norm for linear layers and convolutions of torch, used as `torch.nn.utils.parametrizations`.
+"""A certified spectral norm for torch's linear layers and convolutions, used like `torch.nn.utils.parametrizations`.
 
 Note [Padding of torch]
-What a convolution of torch applies is a kernel without padding, after a map P that pads. Zeros do not expand. Circular
-padding by less than half of the kernel gives each window of the circle at most once: a part of the convolution on it.
-With a stride it is a part of the windows of stride 1, since torch does not tile the circle, and is bounded as that. All
-else repeats pixels: `‖P‖²` is at most the number of copies of a pixel, the product over the axes of 3 (reflect,
-circular: one on each side) or 1 + 2p (replicate, all of them the same pixel), for images of any size.
+A torch convolution applies a kernel without padding, after a map P that pads. Zeros do not expand. Circular padding by
+less than half of the kernel gives each window of the circle at most once: a part of the convolution on the circle. With
+a stride these are a part of the windows of stride 1, since torch does not tile the circle, and are bounded as such. All
+other padding repeats pixels: `‖P‖²` is at most the number of copies of a pixel, the product over the axes of 3
+(reflect, circular: one on each side) or 1 + 2p (replicate, all of the same pixel), for images of any size.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def normalize(module: Module, lipschitz: float = 1.0, niter: int = 9) -> Module:
-    """Divide the weight of a layer of torch by a certified bound of its norm as an operator, at each call; in place.
+    """Divide the weight of a torch layer by a certified bound on its operator norm at each call; works in place.
 
     For convolutions this is the norm of the convolution with its stride, dilation, groups and padding, for every image
-    size. `torch.nn.utils.parametrizations.spectral_norm` takes that of the weight as a matrix, which may be too small
-    by the root of the number of taps, and estimates it from below.
+    size. `torch.nn.utils.parametrizations.spectral_norm` uses the norm of the weight as a matrix, which may be too
+    small by the root of the number of taps, and estimates it from below.
 
-    Guarantee: no singular value of the layer exceeds `lipschitz`, in training, too, and without state. The weight that
-    the layer had is the first raw parameter: the layer keeps its direction. `remove_parametrizations(module, "weight")`
+    Guarantee: no singular value of the layer exceeds `lipschitz`, not even in training, and there is no state. The raw
+    parameter starts as the weight of the layer, so its direction is kept. `remove_parametrizations(module, "weight")`
     leaves a plain layer.
 
     Args:
         module: an `nn.Linear`, `nn.ConvNd` or `nn.ConvTransposeNd`.
         lipschitz: the constant of the layer, any positive number.
-        niter: Gram steps of the bound: `SpectralConv2d`.
+        niter: number of Gram steps of the bound, as in `SpectralConv2d`.
 
     Returns:
         The module.

@@ -5,15 +5,15 @@ Constraints are numerical algorithms: they run in float32 or better, whatever th
 settings of float32 products say (Note [Products] of `linalg/products.py`).
 
 Note [Constants]
-A layer whose constant is L applies L times what its kernel builds; of a block `Sx + Cσ(Ax + b)` only C and S (the skip
-connection, where it has no kernel, is multiplied in `forward`), so that activations see what they see for L = 1. The
+A layer whose constant is L applies L times what its kernel builds; in a block `Sx + Cσ(Ax + b)` only C and S are
+multiplied (a skip connection without a kernel, in `forward`), so activations see what they see for L = 1. The
 factor is part of the weight: frozen, assigned, measured and certified weights contain it. Like other arguments of a
-layer it is no entry of the state_dict.
+layer, it is not an entry of the state_dict.
 
 Note [Copies of parametrized modules]
-torch gives each parametrized module a class of its own that holds the `weight` property, forbids pickling it, and lets
-a deep copy share that class, so that removing the parametrization of a copy breaks the original. Here a copy (or an
-unpickled module) starts from the class as written and gets a fresh class of its own.
+torch gives each parametrized module its own class that holds the `weight` property, forbids pickling it, and lets a
+deep copy share that class, so removing the parametrization of a copy breaks the original. Here a copy (or an unpickled
+module) starts from the class as written and gets a fresh class of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_KEPT = 4  # weights of one layer, for images of several sizes
 
 
 def standard_strides(x: Tensor) -> Tensor:
-    """Axes of size 1 may have any stride and still count as contiguous; torch 2.13 then convolves out of bounds."""
+    """Make strides standard: axes of size 1 may have any stride, with which torch 2.13 convolves out of bounds."""
     standard = [math.prod(x.shape[i + 1 :]) for i in range(x.dim())]
     return x if list(x.stride()) == standard else x.clone(memory_format=torch.contiguous_format)
 
@@ -50,12 +50,12 @@ def standard_strides(x: Tensor) -> Tensor:
 class Constraint(nn.Module):
     """The parametrization of a `weight`: its kernel, the constant of the layer, and the weight that is kept in eval.
 
-    `supply` gives weights that were built beforehand, together with others (`orthogonium.building`): of the raw
-    parameters that it is asked for, or None where it has none of these.
+    `supply` takes raw parameters and returns the weight that was built from them beforehand, together with others
+    (`orthogonium.building`), or None if there is none.
     """
 
     supply: Callable[[tuple[Tensor, ...]], Tensor | None] | None = None
-    # Orthogonalizers of users may have parameters and buffers: then the weight is not kept, nor built beforehand.
+    # User-defined orthogonalizers may have parameters and buffers: then the weight is not kept, nor built beforehand.
     is_of_raw_alone = True
 
     def __init__(
@@ -79,9 +79,9 @@ class Constraint(nn.Module):
     def kept_or_built(
         self, raw: tuple[Tensor, ...], what: Hashable = None, by: Callable[..., Any] | None = None
     ) -> Tensor:
-        """The weight of these raw parameters, kept where that is possible.
+        """The weight of these raw parameters, kept if possible.
 
-        Kernels with several weights (one for each image size) name the one they want, `what`, and what builds it, `by`.
+        Kernels with several weights (one per image size) name the one they want, `what`, and what builds it, `by`.
         """
         if not self.keeps(raw):
             self._forget(raw)
@@ -100,7 +100,7 @@ class Constraint(nn.Module):
         return None if self.supply is None else self.supply(raw)
 
     def keeps(self, raw: tuple[Tensor, ...]) -> bool:
-        """Whether the weight is built once and kept: no gradient may flow, and there are values to compare."""
+        """Whether the weight is built once and kept: no gradient can flow, and there are values to compare."""
         if not self.is_of_raw_alone or self._may_train(raw) or not has_values(*raw):
             return False
         return not any(p.is_inference() and waits(p) for p in raw)  # inference tensors have no version
@@ -113,11 +113,11 @@ class Constraint(nn.Module):
             self._kept = None
 
     def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
-        """The weight, by the kernel or else `by` what is given; kernels of a block in one vector. Note [Precision]."""
+        """The weight, built by the kernel or `by` the given function; a block's in one vector. Note [Precision]."""
         return self._built(self.kernel.build if by is None else by, raw, 0)
 
     def build_stacked(self, *raw: Tensor) -> Tensor:  # (n, …) each → (n, …)
-        """The weights of n stacked sets of raw parameters, in one go. Note [Batches] of `methods/batches.py`."""
+        """The weights of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
         return self._built(partial(build_stacked, self.kernel), raw, 1)
 
     def _built(self, by: Callable[..., Any], raw: tuple[Tensor, ...], first: int) -> Tensor:
@@ -127,7 +127,7 @@ class Constraint(nn.Module):
         return standard_strides(built)
 
     def _scale(self, built: Any) -> Any:  # a kernel, or those of a block
-        """What the kernel builds, with the constant of the layer. Note [Constants]."""
+        """What the kernel builds, times the constant of the layer. Note [Constants]."""
         if self.lipschitz == 1:
             return built
         if isinstance(built, Tensor):
@@ -143,13 +143,13 @@ class Constraint(nn.Module):
         return (dense if self.lipschitz == 1 else self.lipschitz * dense), *bases
 
     def stages(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a layer applies instead of the weight, but for the constant: Note [Series] of `methods/soc.py`."""
+        """What a layer applies instead of the weight, without the constant: Note [Series] of `methods/soc.py`."""
         assert isinstance(self.kernel, SkewExponentialKernel)
         self._forget(raw)
         return full_precision(self.kernel.stages, self.is_of_raw_alone)(*raw)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Called by torch at registration (raw parameters are known then) and on `layer.weight = …`."""
+        """Called by torch at registration (when the raw parameters are known) and on `layer.weight = …`."""
         if self._initial is not None:
             raw, self._initial = self._initial, None
             return raw
@@ -174,7 +174,7 @@ class Constraint(nn.Module):
         return raw
 
     def train(self, mode: bool = True) -> Constraint:
-        """Forgets the kept weight: it is useless in training, and eval starts afresh."""
+        """Drop the kept weight: it is useless in training, and eval starts afresh."""
         self._kept = None
         super().train(mode)
         return self
@@ -197,7 +197,7 @@ Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint an
 
 
 def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> None:
-    """Make `layer.weight` what `kernel` builds of raw parameters, random at first, times the constant of the layer."""
+    """Make `layer.weight` what `kernel` builds from raw parameters, initially random, times the layer's constant."""
     weight: Any = layer.weight
     layer._lipschitz = check_constant(lipschitz, type(layer).__name__)
     constraint = Constraint(kernel, kernel.initial(weight.device, weight.dtype), layer.lipschitz)
@@ -205,9 +205,9 @@ def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> Non
 
 
 def raw_parameters(chain: Any) -> tuple[Tensor, ...] | None:
-    """What a `ParametrizationList` gives its constraint, in order; None where hooks (of pruning) decide at each call.
+    """What a `ParametrizationList` gives its constraint, in order; None if hooks (of pruning) decide at each call.
 
-    Tensors may stand in the place of parameters: replicas of other devices and dual numbers are set as attributes.
+    Tensors may take the place of parameters: replicas on other devices and dual numbers are set as attributes.
     """
     if chain._forward_pre_hooks or chain._forward_hooks:
         return None
@@ -225,7 +225,7 @@ def _restore(cls: type[nn.Module], state: dict[str, Any]) -> nn.Module:
 
 
 def give_own_class(module: nn.Module, cls: type[nn.Module]) -> None:
-    """A fresh class, below `cls`, for a parametrized module. Note [Copies of parametrized modules]."""
+    """Give a parametrized module a fresh subclass of `cls`. Note [Copies of parametrized modules]."""
     module.__class__ = cls
     parametrize._inject_new_class(module)
     for name in module.parametrizations:  # type: ignore[union-attr]
@@ -239,7 +239,7 @@ class Constrained(nn.Module):
 
     @property
     def lipschitz(self) -> float:
-        """The constant of the layer: 1 unless something else was asked for. Note [Constants]."""
+        """The constant of the layer: 1 unless specified otherwise. Note [Constants]."""
         return self._lipschitz
 
     @lipschitz.setter
@@ -264,7 +264,7 @@ class Constrained(nn.Module):
         return super().extra_repr()
 
     def extra_repr(self) -> str:
-        """Sizes, the constant if it is not 1, and the kernel that the weight is built by."""
+        """Sizes, the constant if it is not 1, and the kernel that builds the weight."""
         parts = [self.size_repr()]
         if self.lipschitz != 1:
             parts.append(f"lipschitz={self.lipschitz:.6g}")
@@ -274,7 +274,7 @@ class Constrained(nn.Module):
         return ", ".join(parts)
 
     def __repr__(self) -> str:
-        """One line, as layers of torch have."""
+        """One line, as for torch layers."""
         children = [
             f"{name}={' '.join(repr(child).split())}"
             for name, child in self.named_children()
@@ -284,10 +284,10 @@ class Constrained(nn.Module):
         return f"{name}({', '.join([self.extra_repr(), *children])})"
 
     def source(self) -> Source | None:
-        """The constraint and the raw parameters that the weight is built of, if by nothing else.
+        """The constraint and the raw parameters from which the weight is built, if nothing else is involved.
 
-        There is no such pair after `remove_parametrizations`, beside a second parametrization, hooks, pruning or
-        methods that were replaced, or in `parametrize.cached()`.
+        There is no such pair after `remove_parametrizations`, with a second parametrization, hooks, pruning or
+        replaced methods, or in `parametrize.cached()`.
         """
         chain = self._constrained_chain()
         if chain is None or parametrize._cache_enabled:
@@ -303,7 +303,7 @@ class Constrained(nn.Module):
         return None if raw is None else (constraint, raw)
 
     def _constrained_chain(self) -> Any:
-        """The `ParametrizationList` of the weight, if its constraint is all that is in it."""
+        """The `ParametrizationList` of the weight, if it contains nothing but the constraint."""
         chains = self._modules.get("parametrizations")
         chain: Any = None if chains is None else chains._modules.get("weight")
         if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
@@ -312,17 +312,17 @@ class Constrained(nn.Module):
 
     @property
     def weight_is_constrained(self) -> bool:
-        """Whether the weight is what its constraint builds, of whatever raw parameters: nothing comes after it."""
+        """Whether the weight is what its constraint builds, from any raw parameters: nothing comes after it."""
         chain = self._constrained_chain()
         return chain is not None and not chain._forward_hooks and not chain._modules["0"]._forward_hooks
 
     def weight_of(self, source: Source | None) -> Tensor:
-        """`weight`, for half the cost of the property where it is kept."""
+        """`weight`, at half the cost of the property when it is kept."""
         weight: Any = self.weight if source is None else source[0](*source[1])
         return weight
 
     def reset_parameters(self) -> None:
-        """Draw new raw parameters, zero the bias: what `to_empty` and initializers of models call."""
+        """Draw new raw parameters and zero the bias; called after `to_empty` and by model initializers."""
         bias: Any = getattr(self, "bias", None)
         with torch.no_grad():
             if isinstance(bias, torch.Tensor):
@@ -338,15 +338,15 @@ class Constrained(nn.Module):
     def from_torch(cls: type[Own], layer: nn.Module, *, steps: int = 500, **options: Any) -> Own:
         """The layer of this class that is closest to a plain one, with its sizes, bias, device and dtype.
 
-        Weights come from a formula where there is one: polar factors of matrices, multiples of the weight for methods
-        that scale. Other kernels are fitted in the direction of the weight, with a line on stderr of what takes more
-        than two seconds. Blocks with an activation inside are fitted to the activation of what the layer gives, on
-        normal inputs. A layer that is already in the set keeps its outputs. What is lost `distance_to` tells.
+        Weights come from a formula if there is one: polar factors of matrices, multiples of the weight for methods
+        that scale. Other kernels are fitted in the direction of the weight; a fit that takes more than two seconds
+        reports on stderr. Blocks with an activation inside are fitted to the activated outputs of the layer, on normal
+        inputs. A layer that already satisfies the constraint keeps its outputs. `distance_to` measures what is lost.
 
         Args:
             layer: an `nn.Linear`, `nn.ConvNd` or `nn.ConvTransposeNd`, constrained or not.
-            steps: of a fit, at most.
-            options: arguments of this class that take the place of those of the layer, and its own.
+            steps: largest number of steps of a fit.
+            options: arguments of this class, its own or in place of those of the layer.
 
         >>> from orthogonium.layers import OrthoLinear
         >>> plain = nn.Linear(6, 4)
@@ -358,9 +358,9 @@ class Constrained(nn.Module):
         return start_from(cls, layer, steps, options)
 
     def distance_to(self, layer: nn.Module, up_to_scale: bool = False) -> float:
-        """`‖K − W‖ / ‖W‖` for the weights of this and another layer; or the smallest for all multiples of K.
+        """`‖K − W‖ / ‖W‖` for the weights of this and another layer; or the smallest value over all multiples of K.
 
-        Of blocks with an activation inside: that of their outputs and the activated ones of the layer, on normal
+        For blocks with an activation inside: that of their outputs and the activated outputs of the layer, on normal
         inputs.
 
         >>> from orthogonium.layers import OrthoLinear

@@ -1,13 +1,13 @@
 """Pooling over windows with a Lipschitz constant of exactly 1, overlapping windows included.
 
-Each layer is torch's pooling divided by the constant of that pooling. The constants of torch's own layers are functions
-here, for networks that keep those layers and account for the constant: `avg_pool_constant`, `max_pool_constant`.
+Each layer is torch's pooling divided by its Lipschitz constant. Networks that keep torch's own layers can account for
+these constants with the functions `avg_pool_constant` and `max_pool_constant`.
 
 Note [Overlap]
 A window of size `k` moved by `s` covers a pixel up to `⌈k/s⌉` times per axis; with dilation `d`, `⌈k/s′⌉` times,
 `s′ = s/gcd(s, d)`.
 Max and L2-norm pooling do not expand within a window, so their squared constant is the number of windows over a pixel.
-Averaging is linear and separable; on an endless row its norm is `√(r(a+1)² + (s−r)a²)/k` with `k = a·s + r`, which is
+Averaging is linear and separable; on an infinite row its norm is `√(r(a+1)² + (s−r)a²)/k` with `k = a·s + r`, which is
 smaller: 1 instead of √3 for `k = 3, s = 1`. Zero padding only removes pixels, so both stay valid bounds.
 """
 
@@ -42,8 +42,8 @@ def _axes(*values: Size | None) -> int:
 def avg_pool_constant(kernel_size: Size, stride: Size | None = None) -> float:
     """Lipschitz constant of average pooling (linear: its spectral norm). Note [Overlap].
 
-    Give a tuple to name every axis: an int is a single one. Valid for no padding and for zero padding that is counted
-    (`count_include_pad=True`, torch's default) without `ceil_mode`; attained on large images.
+    Pass a tuple with one entry per axis; an int means a single axis. Valid without padding and for zero padding that is
+    counted (`count_include_pad=True`, torch's default) without `ceil_mode`; attained on large images.
 
     >>> from orthogonium.layers.pooling import avg_pool_constant
     >>> avg_pool_constant((2, 2)), round(avg_pool_constant((3, 3), (2, 2)), 4)
@@ -62,7 +62,7 @@ def avg_pool_constant(kernel_size: Size, stride: Size | None = None) -> float:
 def max_pool_constant(kernel_size: Size, stride: Size | None = None, dilation: Size = 1) -> float:
     """Lipschitz constant of max pooling, and of L2-norm pooling: `√∏⌈k/s′⌉`, attained. Note [Overlap].
 
-    Give a tuple to name every axis: an int is a single one. Valid for any padding and `ceil_mode`.
+    Pass a tuple with one entry per axis; an int means a single axis. Valid for any padding and `ceil_mode`.
 
     >>> from orthogonium.layers.pooling import max_pool_constant
     >>> max_pool_constant((2, 2)), max_pool_constant((3, 3), (2, 2))
@@ -125,7 +125,7 @@ class _WindowPool(nn.Module):
 class ScaledAvgPool(_WindowPool):
     """Average pooling divided by its spectral norm: 1-Lipschitz, and no smaller constant would do.
 
-    For windows that do not overlap this is the mean times `√∏k`. Padding is by zeros, which are counted in the mean.
+    For windows that do not overlap this is the mean times `√∏k`. Padded zeros are counted in the mean.
 
     Guarantee: 1-Lipschitz; orthonormal rows if windows do not overlap and there is no padding.
 
@@ -159,7 +159,7 @@ class ScaledAvgPool(_WindowPool):
 class L2NormPool(_WindowPool):
     """Euclidean norm of each window, `√Σx²`, divided by the constant that overlap costs. Note [Overlap].
 
-    Without overlap (and with every pixel in a window) the norm of the image is kept.
+    Without overlap (and with every pixel in a window) the norm of the image is preserved.
 
     Guarantee: 1-Lipschitz; without overlap the Jacobian has orthonormal rows where no window is all zero.
 
@@ -185,7 +185,7 @@ class L2NormPool(_WindowPool):
         return Guarantee("lipschitz")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pooled `x`, not negative."""
+        """Pooled `x`, nonnegative."""
         self._check(x)
         squares = x.to(torch.promote_types(x.dtype, torch.float32)).square()
         mean = _AVG_POOL[self.dims](squares, self.kernel_size, self.stride, self.padding)
@@ -200,7 +200,7 @@ class ScaledMaxPool(_WindowPool):
     Args:
         kernel_size: size of the window.
         stride: its step, by default its size.
-        padding: cells that never win on each side, at most half the window.
+        padding: pixels on each side, which never attain the maximum, at most half the window.
         dilation: spacing of the pixels of a window.
         ceil_mode: whether a last, partial window counts.
 

@@ -1,4 +1,4 @@
-"""A trainable bias for each pixel and channel: layers that treat all places alike learn where they are."""
+"""A trainable bias for each pixel and channel: tells translation-invariant layers where they are."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from orthogonium.layers.guarantee import Guarantee
 
 
 class PositionalBias(nn.Module):
-    """`x + b`, with an entry of b for each entry of a sample; it starts at 0 and belongs to one size of images.
+    """`x + b`, with an entry of b for each entry of a sample; b starts at 0 and is for one image size.
 
-    Guarantee: a translation, so an isometry.
+    Guarantee: a translation, hence an isometry.
 
     Args:
-        shape: of a sample, such as (channels, height, width).
+        shape: shape of a sample, such as (channels, height, width).
         device: where b lives.
         dtype: its type.
 
@@ -42,7 +42,7 @@ class PositionalBias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(self.shape, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """Zero."""
+        """Set b to 0."""
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ def promised_constant(module: nn.Module, dtype: torch.dtype = torch.float32) -> 
     """The product of the constants that the parts of a chain promise; None if one of them does not.
 
     Args:
-        module: a chain (`nn.Sequential`, of others, to any depth) or a single part of one.
-        dtype: of what it is applied to.
+        module: a chain (`nn.Sequential`, nested to any depth) or a single part of one.
+        dtype: data type of its inputs.
     """
     if lapse(module) is not None:
         return None
@@ -26,7 +26,7 @@ def promised_constant(module: nn.Module, dtype: torch.dtype = torch.float32) -> 
 
 
 def lapse(module: nn.Module) -> str | None:
-    """Why what a module states need not hold (Note [As written] of `as_written.py`); None if it does."""
+    """Why the statements of a module need not hold (Note [As written] of `as_written.py`); None if they do."""
     for part in parts(module):
         reason = departure(part, "guarantee")
         if reason is None and isinstance(part, Inverse):
@@ -37,7 +37,7 @@ def lapse(module: nn.Module) -> str | None:
 
 
 def stated_constant(module: nn.Module, dtype: torch.dtype) -> float | str:
-    """The constant that a module states of itself, or why it states none."""
+    """The constant that a module states for itself, or why it states none."""
     name = type(module).__name__.removeprefix("Parametrized")
     if type(module) is nn.Sequential:
         constant = 1.0

@@ -1,7 +1,7 @@
 """Residual wrappers: skip connections that keep a Lipschitz constant of 1, which `x + fn(x)` (constant 2) does not.
 
 Each wrapper is 1-Lipschitz for every 1-Lipschitz `fn`, whatever its gate; `lipschitz_bound(L)` is the constant for an
-`L`-Lipschitz `fn`, attained for all of them.
+`L`-Lipschitz `fn`, attained for each wrapper.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orthogonium.linalg.evaluation import has_values
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
-    """`y`, unless its shape differs from `x`: broadcasting would break the bound, not only the shape."""
+    """`y`, unless its shape differs from that of `x`: broadcasting would break the bound, not just the shape."""
     if x.shape != y.shape:
         raise ShapeError(
             f"{wrapper} needs fn to keep the shape of its input: fn received {tuple(x.shape)} and returned "
@@ -30,9 +30,9 @@ def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
 
 
 def apply_branch(fn: Callable[[Tensor], Tensor], x: Tensor, wrapper: str) -> Tensor:
-    """`fn(x)`, for wrappers that read x again: fn must not write into it.
+    """`fn(x)`, for wrappers that read x again: fn must not write into x.
 
-    Where torch does not count writes (compilers, transforms, inference mode), fn receives a copy.
+    Where torch does not count writes (compilers, transforms, inference mode), fn receives a copy of x.
     """
     if not has_values(x) or x.is_inference():
         return fn(x.clone())
@@ -70,10 +70,10 @@ class ConcatResidual(_Residual):
     """Leaves one half of the channels alone and applies `fn` to the other: `(a, b) ↦ (a, fn(b))`.
 
     Guarantee: constant `max(1, L)`, so 1-Lipschitz for a 1-Lipschitz `fn`; every Jacobian is orthogonal if those of
-    `fn` are. Mix channels between such blocks, by `ChannelShuffle` or a convolution.
+    `fn` are. Mix channels between such blocks with `ChannelShuffle` or a convolution.
 
     Args:
-        fn: keeps the shape of its input, which has half the channels.
+        fn: a function that keeps the shape of its input, which has half the channels.
         dim: the axis to halve; its size must be even.
 
     >>> from orthogonium.layers.residual import ConcatResidual
@@ -96,7 +96,7 @@ class ConcatResidual(_Residual):
         return torch.cat([kept, _same_shape(changed, self.fn(changed), "ConcatResidual")], dim=self.dim)
 
     def inverse(self) -> ConcatResidual:
-        """Undoes `fn`, if it can be undone."""
+        """The wrapper that undoes `fn`, if it can be undone."""
         check_as_written(self, "inverse")
         if not isinstance(self.fn, nn.Module):
             raise InversionError("ConcatResidual: fn is no module, so that nothing is known of its inverse.")
@@ -108,14 +108,14 @@ class ConcatResidual(_Residual):
 
 
 class L2NormResidual(_Residual):
-    """Root of the mean square of both branches: `√(½x² + ½fn(x)² + ε)`, entry by entry.
+    """Root mean square of both branches: `√(½x² + ½fn(x)² + ε)`, entry by entry.
 
-    The output is positive: the sign of both branches is lost.
+    The output is positive: the signs of both branches are lost.
 
     Guarantee: constant `√((1 + L²)/2)`, so 1-Lipschitz for a 1-Lipschitz `fn`; `ε` only lowers it.
 
     Args:
-        fn: keeps the shape of its input.
+        fn: a function that keeps the shape of its input.
         eps: the `ε` that makes the root smooth at 0, positive.
 
     >>> from orthogonium.layers.residual import L2NormResidual
@@ -141,7 +141,7 @@ class L2NormResidual(_Residual):
 
 
 class _GatedResidual(_Residual):
-    """A residual with one trainable number, of shape (1,): sharded training does not take parameters without axes."""
+    """A residual with one trainable number, of shape (1,): sharded training does not accept parameters without axes."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _GatedResidual(_Residual):
         return _precise(self.alpha).squeeze(0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Takes gates without axes, too."""
+        """Accept gates without axes, too."""
         gate = state_dict.get(f"{prefix}alpha")
         if isinstance(gate, Tensor) and gate.dim() == 0:
             state_dict[f"{prefix}alpha"] = gate.unsqueeze(0)
@@ -173,7 +173,7 @@ class AdditiveResidual(_GatedResidual):
     Guarantee: constant `g + (1 − g)L`, so 1-Lipschitz for a 1-Lipschitz `fn` and any gate.
 
     Args:
-        fn: keeps the shape of its input.
+        fn: a function that keeps the shape of its input.
         init_val: initial `α`, before the sigmoid; large values favour the skip connection.
         device: where the gate lives.
         dtype: its type.
@@ -187,11 +187,11 @@ class AdditiveResidual(_GatedResidual):
         """Same shape as `x`."""
         y = _same_shape(x, apply_branch(self.fn, x, "AdditiveResidual"), "AdditiveResidual")
         alpha = self._gate()
-        # Both weights by a sigmoid: 1 − sigmoid(α) would cancel for large α.
+        # Both weights are computed by a sigmoid: 1 − sigmoid(α) would cancel for large α.
         return (torch.sigmoid(alpha) * _precise(x) + torch.sigmoid(-alpha) * _precise(y)).to(x.dtype)
 
     def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
-        """`g + (1 − g)L` at the present gate."""
+        """`g + (1 − g)L` for the current gate."""
         gate = torch.sigmoid(self.alpha.double()).item()
         return gate + (1 - gate) * fn_bound
 
@@ -202,7 +202,7 @@ class PrescaledAdditiveResidual(_GatedResidual):
     Guarantee: constant `(1 + |α|L)/(1 + |α|)`, so 1-Lipschitz for a 1-Lipschitz `fn` and any `α`.
 
     Args:
-        fn: keeps the shape of its input.
+        fn: a function that keeps the shape of its input.
         init_val: initial `α`; 0 reduces the branch to the constant fn(0).
         device: where `α` lives.
         dtype: its type.
@@ -220,6 +220,6 @@ class PrescaledAdditiveResidual(_GatedResidual):
         return ((_precise(x) + _precise(y)) / (1 + alpha.abs())).to(x.dtype)
 
     def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
-        """`(1 + |α|L)/(1 + |α|)` at the present `α`."""
+        """`(1 + |α|L)/(1 + |α|)` for the current `α`."""
         alpha = self.alpha.double().abs().item()
         return (1 + alpha * fn_bound) / (1 + alpha)

@@ -27,7 +27,7 @@ class SandwichLinear(DenseBlock):
     Args:
         in_features: size of an input.
         out_features: size of an output, and number of inner units.
-        bias: whether the inner units have a bias. Without it Ψ passes through ReLU, and is left out there.
+        bias: whether the inner units have a bias. Without one, Ψ commutes with ReLU, and is then left out.
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how `[A B]` is made orthogonal.
         lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
@@ -72,7 +72,7 @@ class LBDN(nn.Module):
 
     Args:
         in_features: size of an input.
-        hidden_features: outputs of each sandwich layer.
+        hidden_features: number of outputs of each sandwich layer.
         out_features: size of an output.
         lipschitz: γ > 0.
         activation: one with slopes in [0, 1], by name or as a module.

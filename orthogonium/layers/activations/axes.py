@@ -9,12 +9,12 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 
 # Kinks are broken towards one side (never `maximum` or `abs`, whose derivatives at a tie are averaged or 0),
-# so the Jacobian that autograd applies is orthogonal at *every* input, also at the zeros and ties of padded images.
+# so the Jacobian that autograd applies is orthogonal at *every* input, even at the zeros and ties of padded images.
 ISOMETRY = Guarantee("orthogonal", note="of the Jacobian at every input")
 
 
 def positive_axis(x: Tensor, axis: int, layer: str) -> int:
-    """`axis` counted from the front, once it is known to exist."""
+    """`axis` counted from the front, after checking that it exists."""
     if not -x.dim() <= axis < x.dim():
         raise ShapeError(
             f"{layer}: axis {axis} does not exist in an input of shape {tuple(x.shape)}. "
@@ -36,7 +36,7 @@ def halves(x: Tensor, axis: int, layer: str) -> tuple[Tensor, Tensor, int]:
 
 
 def check_channels(channels: int, layer: str, *, even: bool) -> None:
-    """The number of channels a trainable activation is built for."""
+    """Check the number of channels a trainable activation is built for."""
     if channels < 1 or (even and channels % 2):
         rule = "a positive even number of channels" if even else "at least one channel"
         raise ParameterError(f"{layer} needs {rule}: got channels={channels}.")

@@ -1,4 +1,4 @@
-"""Activations that act on each entry alone: Abs, SoftHuber, the N-activation, CReLU."""
+"""Activations that act on each entry separately: Abs, SoftHuber, the N-activation, CReLU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def n_activation(
     """`x − 2·clamp(x, t₁, t₂)` for the thresholds `t₁ ≤ t₂` of each channel."""
     s, t = (along(column, x, axis, "NActivation") for column in thresholds.unbind(1))
     # A channel that starts as the identity (0, 0) must give each threshold the gradient of its own side: `minimum` and
-    # `maximum` halve it between both at s = t, so that s = t for ever; `clamp` drops one half, and forwards swaps them.
+    # `maximum` split it evenly at s = t, so s = t forever; `clamp` drops one half, and forwards swaps them.
     ordered = s <= t
     low, high = torch.where(ordered, s, t), torch.where(ordered, t, s)
     wide = x.to(low.dtype)
@@ -56,7 +56,7 @@ def concatenated_relu(x: Tensor, axis: int = 1) -> Tensor:
 class Abs(nn.Module):
     """Absolute value.
 
-    Guarantee: slopes ±1 at every input (+1 at 0), so the Jacobian is orthogonal. Not for the inside of SLL, CPL or
+    Guarantee: slopes ±1 at every input (+1 at 0), so the Jacobian is orthogonal. Do not use it inside SLL, CPL or
     Sandwich layers, which need slopes in [0, 1].
 
     >>> from orthogonium.layers.custom_activations import Abs
@@ -105,8 +105,8 @@ class SoftHuber(nn.Module):
 class NActivation(nn.Module):
     """The N-activation: slopes 1, −1, 1, with two trainable thresholds per channel.
 
-    `x − 2·clamp(x, t₁, t₂)`: `x − 2t₁` for `x < t₁`, `−x` between, `x − 2t₂` for `x > t₂`. Thresholds in either order
-    mean the same function. Channels start alternately as an N, thresholds (−1, 0), and as the identity, (0, 0).
+    `x − 2·clamp(x, t₁, t₂)`: `x − 2t₁` for `x < t₁`, `−x` between, `x − 2t₂` for `x > t₂`. The order of the thresholds
+    does not matter. Channels start alternately as an N, thresholds (−1, 0), and as the identity, (0, 0).
     Prach, Lampert, "1-Lipschitz neural networks are more expressive with N-activations" (2023).
 
     Guarantee: slopes ±1 at every input, so the Jacobian is orthogonal.
@@ -141,7 +141,7 @@ class NActivation(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N and identity in turn."""
+        """Alternate N and identity."""
         with torch.no_grad():
             self.thresholds.zero_()
             self.thresholds[::2, 0] = -1
@@ -156,9 +156,9 @@ class NActivation(nn.Module):
 
 
 class CReLU(nn.Module):
-    """Positive and negative part side by side: `x ↦ (max(x, 0), max(−x, 0))`, twice the channels.
+    """Positive and negative parts side by side: `x ↦ (max(x, 0), max(−x, 0))`, with twice the channels.
 
-    Guarantee: the Jacobian is an isometry at every input and `‖output‖ = ‖input‖`, without any 1/√2.
+    Guarantee: the Jacobian is an isometry at every input and `‖output‖ = ‖input‖`, without a factor 1/√2.
 
     Args:
         axis: the axis to concatenate along.
@@ -184,7 +184,7 @@ class CReLU(nn.Module):
 
     @property
     def inverse_constant(self) -> float:
-        """√2, the norm of a difference of two halves: outputs are further apart than any two of this layer."""
+        """√2, the norm of the difference of two halves: the inverse moves points apart by up to this factor."""
         return math.sqrt(2)
 
     def undo(self, y: Tensor) -> Tensor:

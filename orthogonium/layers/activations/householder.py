@@ -50,7 +50,7 @@ def householder_order_2(
     theta: Tensor,  # (3, c/2)
     axis: int = 1,
 ) -> Tensor:
-    """One of four orthogonal maps for each pair, by the angle `φ` of the pair measured from `θ₀/2`.
+    """One of four orthogonal maps for each pair, chosen by the angle `φ` of the pair measured from `θ₀/2`.
 
     Identity for `φ < θ₁/2`, reflection `R(θ₀ + θ₁)` up to `(θ₁ + θ₂)/2`, rotation by `−θ₂` up to `π + θ₂/2`, reflection
     `R(θ₀)` beyond, where `R(t) = [[cos t, sin t], [sin t, −cos t]]`. Continuous for θ₁, θ₂ in [0, 2π]; other values
@@ -59,8 +59,8 @@ def householder_order_2(
     a, b, axis = halves(x, axis, "HouseHolder_Order_2")
     t0, t1, t2 = (along(row, a, axis, "HouseHolder_Order_2", 2) for row in theta.unbind(0))
     t1, t2 = _fold(t1), _fold(t2)
-    half = t0.detach() / 2  # not under no_grad alone, which leaves forward derivatives on
-    start = torch.atan2(torch.sin(half), torch.cos(half))  # without its turns: a large t0 has few digits left
+    half = t0.detach() / 2  # no_grad alone would leave forward derivatives on
+    start = torch.atan2(torch.sin(half), torch.cos(half))  # without full turns: a large t0 has few digits left
     t0 = 2 * start + (t0 - t0.detach())
     with torch.no_grad():  # the angle only selects a piece; its own derivative is undefined at the origin
         phi = torch.remainder(torch.atan2(b, a) - start, _TURN)
@@ -111,7 +111,7 @@ class _HouseHolder(nn.Module):
 
 
 class HouseHolder(_HouseHolder):
-    """Reflects each pair of channels that lies on one side of a trainable line through 0.
+    """Reflects every pair of channels that lies on one side of a trainable line through 0.
 
     `z ↦ z − 2 relu(vᵀz) v`, `v = (sin θ/2, −cos θ/2)`, for the pair `z` of channels `i` and `i + c/2`. The initial
     `θ = π/2` gives (min, max).

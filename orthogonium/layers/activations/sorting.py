@@ -1,7 +1,7 @@
 """Activations that permute their input: MaxMin, GroupSort, FullSort, and MaxMin written with ReLU alone.
 
 Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation" (2019). The Jacobian is a permutation matrix, so
-norms of gradients pass unchanged.
+gradient norms are unchanged.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _exchange(x: Tensor, keep: Tensor, axis: int) -> Tensor:
-    """The two entries of `axis` where `keep`, elsewhere each in the place of the other."""
+    """The two entries of `axis`, kept in place where `keep` holds and swapped elsewhere."""
     a, b = x.unbind(axis)
     if not has_values(x) or waits(x):
         return torch.stack([torch.where(keep, a, b), torch.where(keep, b, a)], dim=axis)
     if x.requires_grad and torch.is_grad_enabled():
         return _Exchange.apply(x, keep, axis)
-    # On a CPU `where` branches at each number, often wrongly: ten times the cost of bits that are passed on or not.
+    # On a CPU `where` branches at each number, often mispredicted: ten times the cost of masking the bits.
     bits = _INTEGERS[x.dtype.itemsize]
     result = torch.empty_like(x)
     first, second = result.view(bits).unbind(axis)
@@ -39,7 +39,7 @@ def _exchange(x: Tensor, keep: Tensor, axis: int) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """`_exchange` as one node: symmetric, so its gradient is itself. Torch's would write five images instead of one."""
+    """`_exchange` as one self-adjoint node: its gradient is itself. Torch's would write five images instead of one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Tensor, axis: int) -> Tensor:
@@ -61,7 +61,7 @@ def max_min(x: Tensor, axis: int = 1) -> Tensor:
 
 @as_a_whole
 def relu_max_min(x: Tensor, axis: int = 1) -> Tensor:
-    """`(a, b) ↦ (b + relu(a − b), a − relu(a − b))`: `max_min` out of additions and one ReLU."""
+    """`(a, b) ↦ (b + relu(a − b), a − relu(a − b))`: `max_min` built from additions and one ReLU."""
     a, b, axis = halves(x, axis, "ReLUMaxMin")
     excess = F.relu(a - b)
     return torch.cat([b + excess, a - excess], dim=axis)
@@ -89,7 +89,7 @@ def group_sort(x: Tensor, group_size: int, axis: int = 1) -> Tensor:
 class MaxMin(nn.Module):
     """Maximum and minimum of two halves: `(a, b) ↦ (max(a, b), min(a, b))`.
 
-    Channel `i` is paired with channel `i + c/2` (halves, not neighbours: those are `GroupSort(2)`, in ascending order).
+    Channel `i` is paired with channel `i + c/2` (`GroupSort(2)` pairs neighbours instead, in ascending order).
 
     Guarantee: the Jacobian is a permutation at every input, ties included.
 
@@ -117,10 +117,10 @@ class MaxMin(nn.Module):
 
 
 class ReLUMaxMin(MaxMin):
-    """`MaxMin` out of subtraction, addition and one ReLU, for verifiers and runtimes that know nothing else.
+    """`MaxMin` built from subtraction, addition and one ReLU, for verifiers and runtimes that support nothing else.
 
-    `max(a, b) = b + relu(a − b)`, `min(a, b) = a − relu(a − b)`. It holds no parameters, so it can take the place of
-    any `MaxMin` of a trained network. Values agree with `MaxMin` up to one rounding of `a − b`.
+    `max(a, b) = b + relu(a − b)`, `min(a, b) = a − relu(a − b)`. It has no parameters, so it can replace any `MaxMin`
+    of a trained network. Values agree with `MaxMin` up to one rounding of `a − b`.
 
     Guarantee: the Jacobian is a permutation at every input.
 

@@ -1,8 +1,7 @@
 """Adaptive orthogonal convolutions in 1-D, 2-D and 3-D, and their transposes.
 
-All of them take the arguments of their torch counterpart, and `ortho_params`. Which construction a geometry gets,
-`orthogonium.kernels.select_method` tells; a geometry that no orthogonal convolution has is refused with a
-`GeometryError`.
+All of them take the arguments of their torch counterpart, and `ortho_params`. `orthogonium.kernels.select_method` tells
+which construction a geometry gets; a geometry without an orthogonal convolution raises a `GeometryError`.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from orthogonium.methods.thin import ThinKernel, is_thin
 
 
 class Adaptive(ConstrainedConvNd):
-    """Mixin of the layers with an AOC kernel."""
+    """Mixin for layers with an AOC kernel."""
 
     def kernel_of(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> OrthogonalKernel:
-        """The construction that the geometry asks for."""
+        """The construction that the geometry needs."""
         return (ThinKernel if is_thin(geometry) else OrthogonalKernel)(geometry, ortho_params)
 
 
 class Part(type):
-    """Class of a part of AOC by name, whose instances are also the adaptive layers that consist of this part alone.
+    """Class of a named part of AOC, whose instances include the adaptive layers that consist of this part alone.
 
-    0.0.4 returned the part itself. Which one that is depends on the sizes: one tap for each step is RKO, no stride is
-    BCOP.
+    0.0.4 returned the part itself. Which one that is depends on the sizes: RKO if the kernel is as large as the stride,
+    BCOP without a stride.
     """
 
     part: str
@@ -53,7 +52,7 @@ class _Product(Adaptive, metaclass=Part):
 
 
 class OrthoConv(ConstrainedConv):
-    """Convolutions with `ortho_params`; mixed with what makes the kernel and with a convolution of torch."""
+    """Convolutions with `ortho_params`; mixed with a class that makes the kernel and with a torch convolution."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class OrthoConvTranspose(ConstrainedConvTranspose):
 
 
 class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
-    """Orthogonal 2-D convolution of any geometry that has one: any kernel (also even), stride, dilation and groups.
+    """Orthogonal 2-D convolution for every geometry that has one: any kernel (even or odd), stride, dilation, groups.
 
     Guarantee: under circular padding all singular values are 1 (1e-5 in float32) if the stride divides the image size,
     and at most 1 otherwise; under zero padding at most 1.
@@ -112,8 +111,8 @@ class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
     Args:
         in_channels: of the images.
         out_channels: of the result.
-        kernel_size: an integer or one for each axis; so are `stride`, `padding` and `dilation`.
-        stride: may be larger than the kernel where `out ≤ in·∏kernel` (per group).
+        kernel_size: an integer, or one for each axis, as for `stride`, `padding` and `dilation`.
+        stride: may be larger than the kernel if `out ≤ in·∏kernel` (per group).
         padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers as in torch.
         dilation: distance of the taps.
         groups: number of groups of channels that do not mix.
@@ -162,7 +161,7 @@ class AdaptiveOrthoConvTranspose3d(Adaptive, OrthoConvTranspose, nn.ConvTranspos
 
 
 class BcopRkoConv2d(_Product, OrthoConv, nn.Conv2d):
-    """The product of RKO and BCOP by name: what `AdaptiveOrthoConv2d` builds."""
+    """The product of RKO and BCOP by its own name: the same layer as `AdaptiveOrthoConv2d`."""
 
 
 class BcopRkoConvTranspose2d(_Product, OrthoConvTranspose, nn.ConvTranspose2d):

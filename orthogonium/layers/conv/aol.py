@@ -60,19 +60,19 @@ class _AOLConvTranspose(ConstrainedConvTranspose):
 
 
 class AOLConv2d(_AOLConv, nn.Conv2d):
-    """2-D convolution scaled by channel until it is 1-Lipschitz, with the arguments of `nn.Conv2d`.
+    """2-D convolution whose channels are rescaled to make it 1-Lipschitz, with the arguments of `nn.Conv2d`.
 
     With the autocorrelation G of the kernel, output channel i is divided by the root of
-    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)`, or input channels likewise where there are fewer of them; q is
-    learned. Only lags that the stride can reach count. `niter` steps make the bound tighter: the norm of a random 3×3
-    kernel becomes about 0.63, 0.81, 0.92, 0.97 for 1 to 4 of them, never less than for fewer steps.
+    `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)`, or input channels likewise if there are fewer of them; q is learned.
+    Only lags that the stride can reach count. More steps (`niter`) tighten the bound: the norm of a random 3×3 kernel
+    becomes about 0.63, 0.81, 0.92, 0.97 for 1 to 4 steps, and never decreases with more steps.
 
     Guarantee: σ_max ≤ 1 for every image size, zero or circular padding, any stride, dilation and groups.
 
     The arguments are those of `nn.Conv2d`; padding may be "same" with any stride, and its mode "zeros" or "circular".
 
     Args:
-        niter: steps of the bound; each doubles the size of the autocorrelation.
+        niter: number of steps of the bound; each doubles the size of the autocorrelation.
         lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = AOLConv2d(3, 8, kernel_size=3, padding=1, bias=False)

@@ -1,7 +1,7 @@
 """Constrained convolutions: real `nn.ConvNd`s and `nn.ConvTransposeNd`s with their own border (see `padding.py`).
 
-A call checks the images, tiles them with windows, applies the kernel (`execution.py` has the ways) and crops the
-result.
+A call checks the images, tiles them with windows, applies the kernel (in one of the ways of `execution.py`) and crops
+the result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KINDS = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d)
 
 
 def _torch_sizes(inputs: int, outputs: int, g: ConvGeometry) -> dict[str, Any]:
-    """A geometry as torch takes it."""
+    """A geometry as arguments for torch."""
     sizes = {"kernel_size": g.kernel_size, "stride": g.stride, "dilation": g.dilation, "groups": g.groups}
     return {"in_channels": inputs, "out_channels": outputs, **sizes}
 
 
 class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
-    """What convolutions and transposed ones share."""
+    """What convolutions and transposed convolutions share."""
 
     dims: int  # those of the torch class
     geometry: ConvGeometry  # of the convolution, or of the one that a transposed layer is the adjoint of
@@ -40,7 +40,7 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
     pads_as_torch: bool
     kernel_of: Callable[..., ConvKernel]  # what makes the kernel of a geometry, in layers with several
     spans_image = False  # whether the kernel is as large as the image: `conv/circle.py`
-    smallest: float  # what no singular value of the kernel is below, on the infinite lattice
+    smallest: float  # lower bound on the singular values of the kernel, on the infinite lattice
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -63,11 +63,11 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
 
     @property
     def covers(self) -> bool:
-        """Whether every window of a circular image is there."""
+        """Whether every window of a circular image is kept."""
         return self.border.covers(self.geometry)
 
     def inverse(self) -> Inverse:
-        """The module that undoes this one, its adjoint with the same parameters. See `orthogonium.inverse`."""
+        """The module that undoes this one: its adjoint, with the same parameters. See `orthogonium.inverse`."""
         g, name = self.geometry, type(self).__name__
         tiles = g.extent == g.stride and not any((*self.border.left, *self.border.right, *self.output_padding))
         if self.smallest != 1 or not (self.covers or tiles):
@@ -86,18 +86,18 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
 
     @property
     def inverse_constant(self) -> float | None:
-        """No singular value of the inverse, the adjoint over `lipschitz²`, is larger."""
+        """Upper bound on the singular values of the inverse, which is the adjoint divided by `lipschitz²`."""
         return 1 / self.lipschitz if self.smallest == 1 else None
 
     def undo(self, y: Tensor) -> Tensor:
-        """The images that these are the outputs of, if the stride divides their size."""
+        """The images whose outputs these are, if the stride divides their size."""
         g = self.geometry
         centred = y if self.bias is None else y - self.bias.view(-1, *[1] * g.dims)
         return adjoint(self, centred) / self.lipschitz**2
 
     @property
     def guarantee(self) -> Guarantee:
-        """Singular values are known under circular padding that keeps every window; else `lipschitz` alone holds."""
+        """Singular values are known under circular padding that keeps every window; else only `lipschitz` holds."""
         if not self.smallest or not self.covers:
             every = not self.smallest or self.border.mode == "zeros"
             return Guarantee("lipschitz", self.lipschitz, image_sizes=(1,) * self.dims, every_window=every)
@@ -122,7 +122,7 @@ class ConstrainedConv(ConstrainedConvNd):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""
-        if self.pads_as_torch:  # and checks as it does
+        if self.pads_as_torch:  # and checks the input, too
             return execute(self, input)
         sizes = self._check(input)
         g = self.geometry
@@ -141,7 +141,7 @@ class ConstrainedConv(ConstrainedConvNd):
         return sizes
 
     def _crop(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The outputs of torch for integer padding, of which there may be one less."""
+        """The outputs that torch gives for integer padding; there may be one fewer."""
         g = self.geometry
         axes = zip(sizes, self.border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
         return zero_extend(y, [0] * g.dims, [(n + 2 * p - x) // s + 1 - m for n, p, x, s, m in axes])
@@ -150,8 +150,8 @@ class ConstrainedConv(ConstrainedConvNd):
 class ConstrainedConvTranspose(ConstrainedConvNd):
     """Base of constrained transposed convolutions: exact adjoints of the convolutions with the same arguments.
 
-    `padding_mode="circular"`, which torch does not have, is the adjoint of the circular convolution. There,
-    `padding="same"` (outputs `stride` times the inputs) is allowed too.
+    `padding_mode="circular"`, which torch does not have, gives the adjoint of the circular convolution. In this mode
+    `padding="same"` (outputs `stride` times the inputs) is allowed, too.
     """
 
     def __init__(
@@ -188,15 +188,15 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
 
     @property
     def covers(self) -> bool:
-        """More `output_padding` than to the end of the last window adds windows, which have no input here."""
+        """`output_padding` that reaches past the end of the last window adds windows, which have no input here."""
         g, border = self.geometry, self.border
         axes = zip(g.extent, border.left, border.right, self.output_padding, g.stride, strict=True)
         return super().covers and all(x - a - b + o <= s for x, a, b, o, s in axes)
 
     def inverse(self) -> Inverse:
-        """The module that undoes this one, a convolution with the same parameters. See `orthogonium.inverse`."""
+        """The module that undoes this one: a convolution with the same parameters. See `orthogonium.inverse`."""
         g, border, made = self.geometry, self.border, super().inverse()
-        # Outputs of m inputs are (m − 1)·stride + last wide, so that the stride divides all of these or none.
+        # Outputs of m inputs are (m − 1)·stride + last wide, so the stride divides all of these sizes or none.
         axes = zip(g.extent, border.left, border.right, self.output_padding, strict=True)
         last = tuple(x - a - b + o for x, a, b, o in axes)
         if not border.same and last != g.stride:
@@ -208,7 +208,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         return made
 
     def undo(self, y: Tensor) -> Tensor:
-        """The images that these are the outputs of; the stride must divide the outputs."""
+        """The images whose outputs these are; the stride must divide the output size."""
         g = self.geometry
         check_image(y, g.dims, g.in_channels, type(self).__name__)
         sizes = tuple(y.shape[-g.dims :])
@@ -261,7 +261,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
 
 
 def warn_depthwise(name: str, geometry: ConvGeometry) -> None:
-    """Say that a layer with one channel per group has next to nothing to learn."""
+    """Warn that a layer with one channel per group has next to nothing to learn."""
     warn(
         f"{name}: with one channel per group, the only orthogonal kernels are shifts ({geometry.groups} groups, kernel "
         f"{geometry.kernel_size}): this layer has no trainable weight. Use AdaptiveSOCConv{geometry.dims}d, or fewer "

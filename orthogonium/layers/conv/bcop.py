@@ -1,6 +1,6 @@
-"""BCOP by name, what adaptive orthogonal convolutions of stride 1 are: method in `methods/bcop/`.
+"""BCOP by its own name, which is what adaptive orthogonal convolutions of stride 1 are: method in `methods/bcop/`.
 
-BCOP itself does not stride. With a stride these layers are the adaptive ones, its product with RKO.
+BCOP itself does not stride. With a stride, these layers are the adaptive ones: its product with RKO.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ class _Block(Adaptive, metaclass=Part):
 
 
 class FastBlockConv1d(_Block, OrthoConv, nn.Conv1d):
-    """BCOP by name: orthogonal 1-D convolution, what `AdaptiveOrthoConv1d` builds."""
+    """BCOP by its own name: orthogonal 1-D convolution, the same layer as `AdaptiveOrthoConv1d`."""
 
 
 class FastBlockConv2d(_Block, OrthoConv, nn.Conv2d):
-    """BCOP by name: orthogonal 2-D convolution, what `AdaptiveOrthoConv2d` builds."""
+    """BCOP by its own name: orthogonal 2-D convolution, the same layer as `AdaptiveOrthoConv2d`."""
 
 
 class FastBlockConv3d(_Block, OrthoConv, nn.Conv3d):
-    """BCOP by name: orthogonal 3-D convolution, what `AdaptiveOrthoConv3d` builds."""
+    """BCOP by its own name: orthogonal 3-D convolution, the same layer as `AdaptiveOrthoConv3d`."""
 
 
 class FastBlockConvTranspose1d(_Block, OrthoConvTranspose, nn.ConvTranspose1d):

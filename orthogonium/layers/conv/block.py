@@ -1,7 +1,7 @@
 """Blocks on images, `y = S⋆x + C⋆σ(A⋆x + b)`: where each of the convolutions finds its pixels.
 
 Note [Alignment]
-Each convolution has its own left padding; those of a block obey the law that both ways from x to y shift by the same
+Each convolution has its own left padding; in a block they are chosen so that both paths from x to y shift by the same
 number of pixels. On a circle of `N = s⌈n/s⌉` pixels (or N pixels amid zeros) a convolution of stride s and left
 padding ℓ has `N/s` outputs and needs `extent − s − ℓ` pixels on the right. See Note [Circular padding and stride] of
 `padding.py` for images whose size n the stride does not divide.
@@ -32,7 +32,7 @@ class ConvBlock(LipschitzBlock):
     dims: int = 2
     in_channels: int
     out_channels: int
-    residual: bool = True  # whether x is added where there is no S
+    residual: bool = True  # whether x is added if there is no S
     groups: int
     dilation: Sizes
     padding_mode: str
@@ -44,7 +44,7 @@ class ConvBlock(LipschitzBlock):
         cls.dims = dims or cls.dims
 
     def set_geometry(self, geometry: ConvGeometry, borders: tuple[Border, ...]) -> None:
-        """What the forward pass needs to know; `geometry` has the stride, dilation and groups of the block."""
+        """Set what the forward pass needs; `geometry` has the stride, dilation and groups of the block."""
         self.borders, self.padding_mode = borders, borders[0].mode
         self.stride, self.dilation, self.groups = geometry.stride, geometry.dilation, geometry.groups
         self.in_channels, self.out_channels = geometry.in_channels, geometry.out_channels

@@ -1,14 +1,14 @@
 """Convolutions that are orthogonal at each frequency of the image: Cayley, LOT, BRO and ECO, in 1-D, 2-D and 3-D.
 
-Their kernel is as large as the image, and another one for each image size (Note [Image sizes] of `methods/circle.py`).
+The kernel is as large as the image and differs for each image size (Note [Image sizes] of `methods/circle.py`).
 
 Note [Size of the weight]
 `layer.weight` is the kernel for images of `layer.image_size`, which is an argument of the layer or else the size of the
-first images that it meets. This one is built beforehand by `build_once`, frozen and exported. Images of other sizes are
-convolved with the kernel for theirs, which is kept in eval as well. A plain weight, from `freeze` or
-`remove_parametrizations`, serves the sizes that divide its own, for which it wraps around to the kernel for them;
-others are refused. That of ECO, whose taps move apart with the image, would wrap around to another kernel: it serves
-its own size.
+first images that it sees. This kernel is the one that `build_once` builds beforehand and that is frozen and exported.
+Images of other sizes are convolved with a kernel for their size, which is kept in eval as well. A plain weight, from
+`freeze` or `remove_parametrizations`, serves the sizes that divide its own, since it wraps around to the kernel for
+them; others are refused. The weight of ECO, whose taps move apart as the image grows, would wrap around to a different
+kernel: it only serves its own size.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from orthogonium.methods.lot import PolarKernel
 
 
 def _tiled(sizes: Grid, strides: Grid) -> Grid:
-    """Images as they are extended by zeros until the stride divides them."""
+    """Image sizes after extension by zeros until the stride divides them."""
     return tuple(map(tiled_size, sizes, strides))
 
 
 def _coarse(sizes: Grid, strides: Grid) -> Grid:
-    """Pixels behind the stride."""
+    """Sizes after the stride."""
     return tuple(n // s for n, s in zip(sizes, strides, strict=True))
 
 
@@ -55,9 +55,9 @@ def _of_fixed_size(x: Tensor, dims: int) -> Tensor:
 
 
 def settle_image_sizes(model: nn.Module, image_shape: Sequence[int]) -> nn.Module:
-    """Let layers whose kernel depends on the image size meet images, (channels, *sizes), if they have not met any yet.
+    """Show images, (channels, *sizes), to layers whose kernel depends on the image size, if they have not seen any yet.
 
-    What reads weights before the first call (`freeze`, `build_once`) then finds those that the network is going to use.
+    Code that reads weights before the first call (`freeze`, `build_once`) then finds those that the network will use.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, CircleConv) and layer.image_size is None]
     if layers:
@@ -71,7 +71,7 @@ def settle_image_sizes(model: nn.Module, image_shape: Sequence[int]) -> nn.Modul
 
 
 class CircleConv(ConstrainedConv):
-    """Base; mixed with a convolution of torch. Note [Size of the weight]."""
+    """Base class; mixed with a torch convolution. Note [Size of the weight]."""
 
     kernel_of: Callable[..., CircleKernel]
     taps: Grid  # the `kernel_size` that was asked for; that of the weight is the image's
@@ -142,13 +142,13 @@ class CircleConv(ConstrainedConv):
         x = tile(input, g.stride)
         if torch.jit.is_tracing():
             x = _of_fixed_size(x, g.dims)
-        # An index is a number, also to a compiler: it makes one graph for each size, as there is one kernel for each.
+        # An index is a number even to a compiler, which makes one graph for each size, as there is one kernel for each.
         # With unknown sizes it would take minutes.
         self._settle(tuple(map(operator.index, x.shape[-g.dims :])))
         return execute(self, x)
 
     def _settle(self, sizes: Grid) -> None:
-        """The first images say what the weight is for."""
+        """Let the first images determine which size the weight is for."""
         if self.image_size is not None or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return
         chains: Any = self._modules.get("parametrizations")
@@ -238,22 +238,21 @@ class CayleyConv2d(_Cayley, nn.Conv2d):
 
     Trockman & Kolter (2021), "Orthogonalizing convolutional layers with the Cayley transform".
 
-    Guarantee: all singular values are 1 (1e-5 in float32) if the stride divides the image size, and at most 1
-        otherwise;
-    circular padding. The kernel is as large as the image, and another one for each image size.
+    Guarantee: under circular padding all singular values are 1 (1e-5 in float32) if the stride divides the image size,
+    and at most 1 otherwise. The kernel is as large as the image and differs for each image size.
 
     Args:
         in_channels: of the images.
         out_channels: of the result.
-        kernel_size: of the taps that are learned, an integer or one for each axis, as `stride`.
-        stride: phases of the image become channels (pixel-unshuffle), of which there are `in·stride²`.
-        padding: "same", or the integers that keep the image.
-        dilation: 1; there is nothing for it to reach.
+        kernel_size: of the learned taps, an integer or one for each axis, as for `stride`.
+        stride: phases of the image become channels (pixel-unshuffle), `in·stride²` in total.
+        padding: "same", or the integers that keep the image size.
+        dilation: only 1, since the kernel already spans the image.
         groups: number of groups of channels that do not mix.
         bias: whether to add a learned bias.
         padding_mode: "circular".
-        image_size: of the images that `weight` is for, an integer or one for each axis; if it is None, the first images
-            say. Others get a kernel of their own.
+        image_size: of the images that `weight` is for, an integer or one for each axis; None to take that of the first
+            images. Images of other sizes get a kernel of their own.
         lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = CayleyConv2d(3, 16, kernel_size=3, stride=2)
@@ -281,7 +280,7 @@ class LOTConv2d(_LOT, nn.Conv2d):
 
     Xu, Li & Li (2022), "LOT: Layer-wise orthogonal training on improving l2 certified robustness".
 
-    Guarantee: that of `CayleyConv2d`, for taps whose symbol has full rank at each frequency (others are warned of).
+    Guarantee: that of `CayleyConv2d`, for taps whose symbol has full rank at each frequency (others raise a warning).
     Kernels smaller than the stride need `out ≤ in·∏kernel`.
 
     >>> LOTConv2d(4, 8, 3, image_size=8)(torch.randn(1, 4, 8, 8)).shape
@@ -307,7 +306,7 @@ class BROConv2d(_BRO, nn.Conv2d):
     Guarantee: that of `CayleyConv2d`. With as many outputs as inputs (times strides) it is its own adjoint and inverse.
 
     Args:
-        rank: number of directions that are reflected, fewer than `max(out, in·stride²)` channels of a group; half by
+        rank: number of directions that are reflected, less than `max(out, in·stride²)` of a group; half of that by
             default.
 
     >>> layer = BROConv2d(4, 4, 3, bias=False)
@@ -330,9 +329,8 @@ class ECOConv2d(_ECO, nn.Conv2d):
 
     Yu, Li, Cai, Zhu & Chen (2022), "Constructing orthogonal convolutions in an explicit manner".
 
-    Guarantee: that of `CayleyConv2d`. The taps lie as far apart as they fit into the image, `size / kernel_size`
-        pixels;
-    where the kernel size does not divide the image, the next larger number that does takes its place.
+    Guarantee: that of `CayleyConv2d`. The taps are spread evenly over the image, `size / kernel_size` pixels apart;
+    if the kernel size does not divide the image size, it is replaced by the next larger number that does.
 
     >>> layer = ECOConv2d(4, 8, 3)
     >>> layer(torch.randn(1, 4, 9, 9)).shape, int(layer.weight[0, 0].count_nonzero())

@@ -17,13 +17,13 @@ class CPLConv2d(ConvBlock):
     """1-Lipschitz residual convolution `x − (2/β) Kᵀ⋆σ(K⋆x + b)`, `β ≥ ‖K‖²`: a step of descent on a convex potential.
 
     Meunier, Delattre, Araujo, Allauzen (2022), "A dynamical system perspective for Lipschitz neural networks", with a
-    certified bound (Gram iteration on a grid of frequencies) where the paper has a power iteration.
+    certified bound (Gram iteration on a grid of frequencies) where the paper uses power iteration.
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
     Args:
-        in_channels: of the images and of the result; also `channels`.
-        inner_channels: of the inner image; `in_channels` if None.
+        in_channels: channels of the images and of the result; also `channels`.
+        inner_channels: channels of the inner image; `in_channels` if None.
         kernel_size: of K, odd or even, an integer or one for each axis.
         dilation: distance of the taps.
         groups: number of groups of channels that do not mix; each has its own β.

@@ -1,6 +1,6 @@
-"""The ways to convolve images with a constrained weight, in the order in which they are tried; all give the same.
+"""The ways to convolve images with a constrained weight, in the order they are tried; all give the same result.
 
-`select_execution(layer, x)` tells which one a layer takes, as `select_method(geometry)` tells its construction.
+`select_execution(layer, x)` tells which one a layer uses, as `select_method(geometry)` tells its construction.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from orthogonium.methods.circle import left_of
 from orthogonium.methods.soc import SkewExponentialKernel
 
 # Note [In turn] of `methods/aoc.py`
-MOST_PIXELS = 32  # for each channel, over all images in between: a limit to the memory they take
+MOST_PIXELS = 32  # for each channel, over all intermediate images: limits the memory they take
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
 FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
-MOST_NUMBERS = 2**26  # in all images of a series: a limit to the memory they take
+MOST_NUMBERS = 2**26  # in all images of a series: limits the memory they take
 
-# What a kernel is built by, and an instance may replace.
+# Methods that build a kernel and that an instance may replace.
 _KERNELS = (OrthogonalKernel, SkewExponentialKernel)
 _METHODS = frozenset(name for cls in _KERNELS for name, value in vars(cls).items() if callable(value))
 
 
 class Execution(NamedTuple):
-    """One way to apply a layer, a convolution or a transposed one (see `conv/base.py`)."""
+    """One way to apply a convolution or a transposed convolution (see `conv/base.py`)."""
 
     name: str
     when: Callable[[Any, Tensor, Source | None], bool]
@@ -73,7 +73,7 @@ def _select(layer: Any, x: Tensor, source: Source | None) -> Execution:
 
 
 def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
-    """Whether the factors of the weight do the same as the weight for less."""
+    """Whether applying the factors of the weight in turn is cheaper than applying the weight."""
     # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
@@ -92,14 +92,14 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
 
 
 def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
-    """Whether the weight is not there already, and images in between are neither rounded nor lost."""
+    """Whether the weight has not been built yet, and intermediate images are neither rounded nor lost."""
     constraint, raw = source
     if constraint.keeps(raw) or constraint.supplied(raw) is not None:
         return False
-    # Half precision would round each factor, other memory formats would be lost.
+    # Half precision would round after each factor, and other memory formats would be lost.
     if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():
         return False
-    # What torch refuses takes the way of the weight, where torch says so.
+    # What torch refuses goes through the weight, so torch raises its own error.
     if layer.bias is not None and layer.bias.dtype != x.dtype:
         return False
     return _METHODS.isdisjoint(vars(constraint.kernel))  # where something else builds the weight, its parts say nothing
@@ -127,7 +127,7 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
 
 
 def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
-    """Whether the series takes fewer products than its sum, which would have to be built. Note [Series] of soc."""
+    """Whether the series takes fewer products than building and applying its sum. Note [Series] of soc."""
     if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return False
     kernel = source[0].kernel
@@ -207,7 +207,7 @@ def _adjoint_frequencies(layer: Any, y: Tensor, source: Source | None) -> Tensor
 def convolve(
     x: Tensor, kernel: Tensor, bias: Tensor | None, border: Border, dilation: Sequence[int], groups: int
 ) -> Tensor:
-    """Convolve an image with its border."""
+    """Pad images as the border says and convolve them."""
     left, right = border.left, border.right
     amount: Sequence[int] = [0] * len(left)
     if border.mode == "zeros" and left == right:
@@ -252,4 +252,4 @@ EXECUTIONS = (
     ),
     Execution("folded", lambda layer, x, source: True, _convolve_folded),
 )
-"""In the order of preference."""
+"""In order of preference."""

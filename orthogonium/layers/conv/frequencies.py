@@ -16,20 +16,20 @@ from orthogonium.linalg.evaluation import autocasts
 
 
 def symbol_of(weight: Tensor, left: Sequence[int], stride: Sequence[int], groups: int, sizes: Sequence[int]) -> Tensor:
-    """What a convolution of images of these sizes multiplies each frequency by: `(*half, g, 2·out, 2·in·∏s)`, real."""
+    """The real matrices by which a convolution multiplies each frequency: `(*half, g, 2·out, 2·in·∏s)`."""
     taps = wrap_taps(weight.unflatten(0, (groups, -1)), left, sizes)
     return real_form(to_frequencies(stack_phases(taps, stride), len(stride)), conjugate=True)
 
 
 def _widened(x: Tensor) -> Tensor:
-    """In float32 or better: processors have no Fourier transforms of less."""
+    """In float32 or better: CPUs have no Fourier transform in lower precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _multiply(matrices: Tensor, x: Tensor) -> Tensor:  # (*half, g, 2m, 2n), complex (*half, g, n, b) → (*half, g, m, b)
     # Both parts of each channel; `view_as_real` would need gradients with strides that single images do not have.
     pairs = torch.stack([x.real, x.imag], -2).flatten(-3, -2)
-    # Frequencies differ by orders of magnitude: autocast would lose the soft ones.
+    # Frequencies differ by orders of magnitude: autocast would lose the weak ones.
     with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
         product = matrices @ pairs
     return torch.complex(*product.unflatten(-2, (-1, 2)).unbind(-2))
@@ -38,14 +38,14 @@ def _multiply(matrices: Tensor, x: Tensor) -> Tensor:  # (*half, g, 2m, 2n), com
 @as_a_whole
 def convolve_frequencies(
     x: Tensor,  # (b, in, *sizes)
-    weight: Tensor,  # (out, in/g, *k), of which the sizes are divisors
+    weight: Tensor,  # (out, in/g, *k), with k divisible by the sizes
     left: tuple[int, ...],
     stride: tuple[int, ...],  # divides the sizes
     groups: int,
 ) -> Tensor:  # (b, out, *sizes/stride)
     """The circular convolution whose windows begin `left` pixels before the image; in float32 or better."""
     dims = len(stride)
-    if not x.shape[0]:  # of nothing, processors have no Fourier transform
+    if not x.shape[0]:  # CPUs have no Fourier transform of an empty batch
         return convolve_frequencies(x.new_zeros(1, *x.shape[1:]), weight, left, stride, groups)[:0]
     matrices = symbol_of(_widened(weight), left, stride, groups, x.shape[2:])
     phases = stack_phases(_widened(x).unflatten(1, (groups, -1)), stride)  # (b, g, in·∏s, *m)

@@ -25,9 +25,8 @@ def conv_orthogonal_(
 ) -> Tensor:
     """Fill the weight of a convolution, in place, with `gain` times a random orthogonal kernel; returns the tensor.
 
-    Under circular padding that keeps every window, all singular values of the convolution are then `gain`. For a
-    transposed convolution the weight is that of the convolution it is the adjoint of, with the same stride, groups and
-    dilation.
+    Under circular padding that keeps every window, all singular values of the convolution are then `gain`. A transposed
+    convolution has the weight of the convolution whose adjoint it is, with the same stride, groups and dilation.
 
     >>> conv = torch.nn.Conv2d(8, 16, 3, stride=2, padding=1, padding_mode="circular", bias=False)
     >>> _ = conv_orthogonal_(conv.weight, stride=2)

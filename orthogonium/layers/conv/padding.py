@@ -1,4 +1,4 @@
-"""How constrained convolutions meet the border of an image, and the adjoints of it for transposed ones.
+"""How constrained convolutions treat the border of an image, and the adjoint operations for transposed ones.
 
 Note [Circular padding and stride]
 On a circle of n pixels, windows spaced by s tile evenly only if s divides n; otherwise the window that wraps around is
@@ -34,7 +34,7 @@ PADDING_MODES = ("zeros", "circular")
 
 @dataclass(frozen=True)
 class Border:
-    """Where the windows of a convolution lie: their distance, and the pixels added left and right on each axis."""
+    """Where the windows of a convolution lie: their spacing, and the pixels added left and right on each axis."""
 
     mode: Literal["zeros", "circular"]
     left: tuple[int, ...]
@@ -74,17 +74,17 @@ class Border:
         return cls(mode, amount, amount, geometry.stride, False)
 
     def covers(self, geometry: ConvGeometry) -> bool:
-        """Whether every window of a circular image is there: orthogonal kernels then give orthogonal operators."""
+        """Whether every window of a circular image is kept: orthogonal kernels then give orthogonal operators."""
         axes = zip(self.left, self.right, geometry.extent, self.stride, strict=True)
         return self.mode == "circular" and all(a + b >= x - s for a, b, x, s in axes)
 
     def then(self, outer: Border) -> Border:
-        """The border of `outer ∘ inner` as one convolution; this inner one has stride 1."""
+        """The border of `outer ∘ inner` as one convolution, where `self` is the inner one and has stride 1."""
         left, right = tuple(map(add, self.left, outer.left)), tuple(map(add, self.right, outer.right))
         return replace(outer, left=left, right=right)
 
     def moved(self, ahead: tuple[int, ...]) -> Border:
-        """As many windows, each so many pixels further to the left."""
+        """The same number of windows, each `ahead` pixels further to the left."""
         return replace(self, left=tuple(map(add, self.left, ahead)), right=tuple(map(sub, self.right, ahead)))
 
     def adjoint(self) -> Border:
@@ -103,7 +103,7 @@ def _torch_padding(left: Sequence[int], right: Sequence[int]) -> list[int]:
 
 
 def zero_extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """Zeros on both sides of each of the last axes; negative amounts cut."""
+    """Add zeros on both sides of each of the last axes; negative amounts crop."""
     return F.pad(x, _torch_padding(left, right)) if any(left) or any(right) else x
 
 
@@ -113,9 +113,9 @@ def _index(left: int, right: int, size: int, device: torch.device) -> Tensor:
 
 
 def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """Circular padding by at most the image."""
+    """Circular padding by at most the image size."""
     axes = [i for i, amounts in enumerate(zip(left, right, strict=True)) if any(amounts)]
-    if len(axes) == 1:  # of any tensor; torch pads the last three axes of five at most
+    if len(axes) == 1:  # for any tensor; torch pads at most the last three axes of five
         axis = axes[0]
         dim, size = x.dim() - len(left) + axis, x.shape[axis - len(left)]
         return torch.cat((x.narrow(dim, size - left[axis], left[axis]), x, x.narrow(dim, 0, right[axis])), dim)
@@ -144,7 +144,7 @@ def _fold(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 
 class _Wrap(torch.autograd.Function):
-    """`_extend`, or its adjoint `_fold`. By torch, the derivative would copy the whole image once for every side."""
+    """`_extend`, or its adjoint `_fold`. Torch's derivative would copy the whole image once for every side."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int], adjoint: bool) -> Tensor:
@@ -172,7 +172,7 @@ def _recorded(x: Tensor) -> bool:
 
 
 def wrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """Circular padding by any amount: by more than the image, or by less than nothing."""
+    """Circular padding by any amount, which may exceed the image or be negative."""
     if not any(left) and not any(right):
         return x
     sizes = x.shape[-len(left) :]
@@ -221,10 +221,10 @@ def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:
 
 
 def ahead_of_same(geometry: ConvGeometry, padding: Size | str, name: str) -> tuple[int, ...]:
-    """How many pixels before those of "same" the windows begin, where the padding keeps the image up to its stride.
+    """How many pixels before those of "same" the windows begin, if the padding keeps the image size up to its stride.
 
-    Integers place windows as torch does, around every s-th pixel; "same" pads the smaller half on the left. Refused are
-    integers that do not give `⌈size / stride⌉` outputs for every image size.
+    Integers place windows as torch does, around every s-th pixel; "same" pads the smaller half on the left. Integers
+    that do not give `⌈size / stride⌉` outputs for every image size are refused.
     """
     if padding == "same":
         return (0,) * geometry.dims

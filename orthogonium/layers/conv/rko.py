@@ -1,4 +1,4 @@
-"""RKO by name, the strided stage of adaptive orthogonal convolutions: method in `methods/rko.py`."""
+"""RKO by its own name, the strided stage of adaptive orthogonal convolutions: method in `methods/rko.py`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class _Reshaped(ConstrainedConvNd, metaclass=Part):
     part = "rko"
 
     def kernel_of(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> ReshapedKernel:
-        """RKO alone: orthogonal where windows do not overlap, 1-Lipschitz elsewhere."""
+        """RKO alone: orthogonal if windows do not overlap, 1-Lipschitz otherwise."""
         return ReshapedKernel(geometry, ortho_params)
 
 
 class RKOConv2d(_Reshaped, OrthoConv, nn.Conv2d):
-    """RKO by name: orthogonal where `kernel_size` ≤ stride (dilation 1), else scaled to be 1-Lipschitz."""
+    """RKO by its own name: orthogonal if `kernel_size` ≤ stride (dilation 1), otherwise scaled to be 1-Lipschitz."""
 
 
 class RKOConv1d(_Reshaped, OrthoConv, nn.Conv1d):

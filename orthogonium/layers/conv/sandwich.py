@@ -21,18 +21,18 @@ class SandwichConv2d(ConvBlock):
     """1-Lipschitz convolution, activation and convolution: `√2 Aᵀ⋆Ψσ(√2 Ψ⁻¹B⋆x + b)`, `AAᵀ + BBᵀ = I`, `Ψ = diag(e^d)`.
 
     Wang, Manchester (2023), "Direct parameterization of Lipschitz-bounded deep networks", on AOC kernels: the cost of
-    building them does not depend on the image size. Needs no activation after it.
+    building them does not depend on the image size. No activation is needed after it.
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
     Args:
-        in_channels: of the images.
-        out_channels: of the result, and of the inner image.
+        in_channels: channels of the images.
+        out_channels: channels of the result, and of the inner image.
         kernel_size: of B, an integer or one for each axis; A has `⌊kernel_size / stride⌋` taps, at least 1.
         stride: of B; the result has `⌈size / stride⌉` pixels.
-        dilation: distance of the taps of A and B; for stride 1 only.
+        dilation: spacing of the taps of A and B; for stride 1 only.
         groups: number of groups of channels that do not mix.
-        bias: whether the inner units have a bias. Without it Ψ passes through ReLU, and is left out there.
+        bias: whether the inner units have a bias. Without one, Ψ commutes with ReLU, and is then left out.
         padding_mode: "circular" or "zeros".
         activation: one with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.

@@ -63,19 +63,19 @@ def get_conv_sv(
     detach: bool = True,
     imsize: ImageSize = None,
 ) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]]:
-    """Certified upper bound of the largest singular value of a convolution, by Gram iteration, and its stable rank.
+    """Certified upper bound on the largest singular value of a convolution, by Gram iteration, and its stable rank.
 
-    The bound is the smaller of Gram iteration on the kernel, which is exact for orthogonal layers, and at each
-    frequency; it holds for every padding, stride, dilation and group, rounding included. The stable rank ‖A‖_F²/‖A‖₂²
-    uses it, and so is a bound from below; it is returned as a fraction of the full rank, 1 for an orthogonal layer.
+    The bound is the smaller of two: Gram iteration on the kernel, which is exact for orthogonal layers, and at each
+    frequency. It holds for every padding, stride, dilation and group, rounding included. The stable rank ‖A‖_F²/‖A‖₂²
+    uses it, and so is a lower bound; it is returned as a fraction of the full rank, 1 for an orthogonal layer.
 
     Args:
         layer: a convolution, transposed or not, whose geometry is known (`orthogonium.spectral.geometry_of`).
-        n_iter: Gram steps; 3 to 6 are usual. For layers so large that they take minutes, `norm_bound` stands in.
-        agg_groups: the maximum of the bounds and the mean of the stable ranks of all groups; False for a list of them.
+        n_iter: number of Gram steps, usually 3 to 6. Layers so large that these would take minutes use `norm_bound`.
+        agg_groups: the maximum of the bounds and the mean of the stable ranks of all groups; False for one per group.
         return_stab_rank: False for the bound alone.
-        device: where to compute; that of the layer by default.
-        detach: cut the graph. The bound is differentiable.
+        device: where to compute; the device of the layer by default.
+        detach: False to keep the graph: the bound is differentiable.
         imsize: spatial size of the input; None for a bound that holds at every size.
 
     Returns:

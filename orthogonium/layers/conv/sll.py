@@ -1,4 +1,4 @@
-"""SDP-based Lipschitz residual blocks (SLL), with stride and change of channels on orthogonal kernels (SLL-AOC).
+"""SDP-based Lipschitz residual blocks (SLL), which stride and change channels by orthogonal kernels (SLL-AOC).
 
 Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks"; fused
 with adaptive orthogonal convolutions as in Boissin et al. (2025).
@@ -38,7 +38,7 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         bias: whether the inner units have a bias.
         padding_mode: "zeros" or "circular".
         activation: one with slopes in [0, 1], by name or as a module.
-        niter: number of steps that tighten T (the original has one).
+        niter: number of steps that tighten T (one in the original).
         lipschitz: the constant of the block, any positive number, by which its output is multiplied.
         padding: only "same", or the integers that give as many outputs for every image size.
 
@@ -76,13 +76,13 @@ SDPBasedLipschitzConv = SDPBasedLipschitzResBlock
 
 
 class SLLxAOCLipschitzResBlock(ConvBlock):
-    """SLL between two orthogonal convolutions, for stride and change of channels: `S⋆x − 2C⋆σ(A⋆x + b)`.
+    """SLL between two orthogonal convolutions, to stride and change channels: `S⋆x − 2C⋆σ(A⋆x + b)`.
 
-    The kernels `A = K ⊛ K_pre`, `C = K_post ⊛ KᵀT⁻¹` and `S = K_post ⊛ K_pre` are composed once per step; K_post
-    strides. With b = min(stride, kernel_size), K_pre and K_post have b taps on an axis and K has `kernel_size − b + 1`,
-    so that both convolutions of the branch, A and C, have `kernel_size` taps, and the skip connection S has 2b − 1.
-    Between K_pre and K_post are `cin` channels, or more where no orthogonal K_post has `cin` (1×1 kernels that stride
-    and widen). With one channel per group, where K_pre could only shift, it is left out and K has `kernel_size` taps.
+    The kernels `A = K ⊛ K_pre`, `C = K_post ⊛ KᵀT⁻¹` and `S = K_post ⊛ K_pre` are composed once per step; K_post has
+    the stride. With b = min(stride, kernel_size), K_pre and K_post have b taps per axis and K `kernel_size − b + 1`, so
+    both convolutions of the branch, A and C, have `kernel_size` taps, and the skip connection S has 2b − 1. There are
+    `cin` channels between K_pre and K_post, or more if no orthogonal K_post has `cin` (1×1 kernels that stride and
+    widen). With one channel per group, K_pre could only shift: it is left out and K has `kernel_size` taps.
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
@@ -164,7 +164,7 @@ class AOCLipschitzResBlock(ConvBlock):
     The arguments that are not listed are those of `SDPBasedLipschitzResBlock`.
 
     Args:
-        in_channels: of the images and of the result.
+        in_channels: channels of the images and of the result.
         inner_dim_factor: inner channels, as a multiple of `in_channels`.
         ortho_params: how matrices are made orthogonal.
 

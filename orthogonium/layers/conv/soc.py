@@ -1,13 +1,12 @@
 """Adaptive skew orthogonal convolutions (SOC) in 1-D, 2-D and 3-D, and their transposes; method in `methods/soc.py`.
 
 Note [Padding of a grown kernel]
-The kernel grows with the order of the series, and nobody wants the size of images to depend on how exact a layer is. So
-integers given as `padding` are relative to a size that does not: that of order 3, 7×7 for a 3×3 kernel, as in 0.0.4
-(`padding_to="series"`), or the one that was asked for, as torch counts (`padding_to="kernel"`; the layers by the name
-of their method do that). The layer adds half of what its kernel is larger to each side. Where that is odd, the strided
-sizes of torch come out all the same if images shall keep theirs (`padding = (k − 1)/2`: "same"), or with one pixel more
-or less of `output_padding`; else the padding is refused. An integer that keeps the image at the layer's own order does
-so, too.
+The kernel grows with the order of the series, but image sizes should not depend on how exact a layer is. So integers
+given as `padding` are relative to a size that does not grow: that of order 3, 7×7 for a 3×3 kernel, as in 0.0.4
+(`padding_to="series"`), or the requested one, as in torch (`padding_to="kernel"`; the layers named by method do that).
+The layer adds half of the extra kernel size to each side. If that is odd, the strided sizes of torch still come out if
+images are to keep their size (`padding = (k − 1)/2`: "same"), or with one pixel more or less of `output_padding`;
+otherwise the padding is refused. An integer that keeps the image size at the layer's own order is accepted, too.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _SeenPadding:
         order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
         self.own = kernel.kernel_size
         self.seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
-        # Pixels that the grown kernel reaches further on each axis, both sides together.
+        # Extra pixels that the grown kernel reaches on each axis, both sides together.
         self.extra = [d * (own - seen) for own, seen, d in zip(self.own, self.seen, g.dilation, strict=True)]
         padding = 0 if padding == "valid" else padding
         self.padding = padding if isinstance(padding, str) else to_tuple(padding, g.dims, "padding", minimum=0)
@@ -149,11 +148,11 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     """Nearly orthogonal 2-D convolution with the explicit kernel `Σ_{j ≤ order} Kʲ / j!` of a skew K; also depthwise.
 
-    `kernel_size` k is that of K: the exponential has the size `order·(k − 1) + 1` (9×9 for a 3×3 kernel and order 4).
-    This grown kernel is `layer.weight`, its size `layer.kernel_size` and its padding `layer.padding`;
-    `layer.skew_kernel_size` is the size of K. A skew kernel has odd sizes: an even k gets one tap more. With a stride,
-    an orthogonal kernel of the size `e = min(stride, k)` follows (RKO), and K has the size `k − e + 1`, or one more
-    where that is even.
+    `kernel_size` k is that of K: the exponential has size `order·(k − 1) + 1` (9×9 for a 3×3 kernel and order 4).
+    This grown kernel is `layer.weight`, its size is `layer.kernel_size` and its padding `layer.padding`;
+    `layer.skew_kernel_size` is the size of K. A skew kernel has odd sizes: an even k gets one more tap. With a stride,
+    an orthogonal kernel of size `e = min(stride, k)` follows (RKO), and K has size `k − e + 1`, or one more if that is
+    even.
 
     | order | smallest singular value, at least | 3×3 grows to |
     |---|---|---|
@@ -167,15 +166,15 @@ class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):
     Guarantee: σ_max ≤ 1 (1e-6 in float32) for every image size, zero or circular padding; under circular padding that
     keeps every window, and if the stride divides the image size, the smallest singular value is as above.
 
-    The arguments that are not listed are those of `AdaptiveOrthoConv2d`; one channel per group is fine.
+    Other arguments are those of `AdaptiveOrthoConv2d`; one channel per group is fine.
 
     Args:
-        padding: "same" (`⌈size / stride⌉` outputs, any stride), or integers ("valid" is 0): images are as large as with
-            the kernel of order 3, whatever the order, so that a 3×3 kernel keeps them at padding=3.
+        padding: "same" (`⌈size / stride⌉` outputs, any stride), or integers ("valid" is 0): outputs are as large as
+            with the kernel of order 3, whatever the order, so a 3×3 kernel keeps the image size with padding=3.
         ortho_params: how the matrix of the strided stage is made orthogonal; there is none for stride 1.
-        order: where the series is cut: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
-        niter: squarings in the bound of the norm of K. Each halves the logarithm of its looseness, so that K can come
-            closer to norm 1, and doubles the size of the Gram kernel behind the bound.
+        order: where the series is truncated: 3, 4, 7, 8, 11 or 12, for which it cannot expand.
+        niter: number of squarings in the bound on the norm of K. Each halves the logarithm of its looseness, so K can
+            come closer to norm 1, and doubles the size of the Gram kernel behind the bound.
         padding_to: "kernel" to count integers of `padding` from `kernel_size`, as torch does, instead of the "series".
 
     >>> layer = AdaptiveSOCConv2d(8, 8, kernel_size=3, groups=8)
@@ -197,7 +196,7 @@ class AdaptiveSOCConv3d(_SOCConv, nn.Conv3d):
 
 
 class AdaptiveSOCConvTranspose2d(_SOCConvTranspose, nn.ConvTranspose2d):
-    """The adjoint of `AdaptiveSOCConv2d`, with the arguments of `nn.ConvTranspose2d`, and the others of that one.
+    """The adjoint of `AdaptiveSOCConv2d`, with the arguments of `nn.ConvTranspose2d` and the extra ones of the former.
 
     Guarantee: that of `AdaptiveSOCConv2d`, where the stride must divide the output size.
 

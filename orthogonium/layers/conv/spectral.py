@@ -1,4 +1,4 @@
-"""Convolutions divided by a certified bound of their spectral norm, in 1-D, 2-D and 3-D, and their transposes."""
+"""Convolutions divided by a certified bound on their spectral norm, in 1-D, 2-D and 3-D, and their transposes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orthogonium.methods.spectral import SpectralKernel
 
 class _Normalized(ConstrainedConvNd):
     def kernel_of(self, geometry: ConvGeometry, padding: Size | str, niter: int, residual: bool) -> SpectralKernel:
-        """The normalized kernel. An identity in it stays in its place only if the padding keeps the image."""
+        """The normalized kernel. Its identity tap stays aligned only if the padding keeps the image size."""
         kernel = SpectralKernel(geometry, niter, residual)
         if residual:
             ahead_of_same(geometry, padding, f"{type(self).__name__} with residual=True")
@@ -72,19 +72,19 @@ class _SpectralConvTranspose(_Normalized, ConstrainedConvTranspose):
 
 
 class SpectralConv2d(_SpectralConv, nn.Conv2d):
-    """2-D convolution whose kernel is divided by a certified bound of its norm, with the arguments of `nn.Conv2d`.
+    """2-D convolution whose kernel is divided by a certified bound on its norm, with the arguments of `nn.Conv2d`.
 
-    The bound holds for every image size; it is exact up to `1.0080` for each axis along which the kernel has several
-    taps (a grid of frequencies) and `c^(2^-(niter+2))` for c channels (Gram iteration): σ_max ≥ 0.98 for 3×3 kernels of
-    64 channels. It is differentiable, has no state, and each group has its own.
+    The bound holds for every image size. It is exact up to a factor `1.0080` for each axis along which the kernel has
+    several taps (a grid of frequencies) and `c^(2^-(niter+2))` for c channels (Gram iteration): σ_max ≥ 0.98 for 3×3
+    kernels of 64 channels. It is differentiable, has no state, and is computed for each group separately.
 
     Guarantee: σ_max ≤ 1 for every image size, zero or circular padding, any stride, dilation and groups.
 
     The arguments are those of `nn.Conv2d`; padding may be "same" with any stride, and its mode "zeros" or "circular".
 
     Args:
-        niter: Gram steps at the frequency with the largest norm; with fewer the bound is looser.
-        residual: normalize `I + K` instead of K, a linear residual layer (LiResNet).
+        niter: number of Gram steps at the frequency with the largest norm; with fewer, the bound is looser.
+        residual: normalize `I + K` instead of K, which gives a linear residual layer (LiResNet).
         lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
 
     >>> layer = SpectralConv2d(3, 8, kernel_size=3, padding=1, bias=False)
