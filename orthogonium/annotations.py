@@ -1,4 +1,4 @@
-"""Whether a value is what an annotation says: for values that come as JSON or from a command line."""
+"""Check values that come from JSON or a command line against type annotations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-# type → one of it, several of it
+# type → singular, plural
 _WORDS = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -17,7 +17,7 @@ _WORDS = {
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type: as JSON has it, a list is a tuple, and true is no number.
+    """Whether a value has the annotated type, by JSON's rules: a list counts as a tuple, and true is not a number.
 
     >>> from orthogonium.annotations import fits
     >>> fits([3, 4], tuple[int, ...]), fits([3, 4.5], tuple[int, ...]), fits(3, float | None), fits(True, int)

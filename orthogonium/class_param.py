@@ -7,11 +7,11 @@ from typing import Any
 
 
 class ClassParam:
-    """Partial application that a reader can print, and a log can hold: `ClassParam(nn.Conv2d, bias=False)(3, 8, 3)`.
+    """Partial application that prints readably and can be logged: `ClassParam(nn.Conv2d, bias=False)(3, 8, 3)`.
 
-    Positional arguments of the call replace the first stored ones: `ClassParam(nn.LPPool2d, 2, 2)(1)` has norm 1,
-    kernel 2. Keywords of the call win over stored ones. Without a constructor it makes identities, whatever it is
-    called with.
+    Positional arguments of a call replace the first stored ones: `ClassParam(nn.LPPool2d, 2, 2)(1)` has norm 1 and
+    kernel 2. Keywords of a call override stored ones. Without a constructor, every call returns an `nn.Identity`,
+    whatever its arguments.
 
     >>> from torch import nn
     >>> conv = ClassParam(nn.Conv2d, 3, 8, bias=False)
@@ -29,15 +29,15 @@ class ClassParam:
         self.kwargs = kwargs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with the stored arguments and these."""
+        """Call the function with the stored arguments and the given ones."""
         if self.fct is None:
-            from torch import nn  # here, so that `orthogonium --help` need not wait for torch
+            from torch import nn  # here, so `orthogonium --help` need not wait for torch
 
             return nn.Identity()
         return self.fct(*args, *self.args[len(args) :], **{**self.kwargs, **kwargs})
 
     def get_config(self, flatten: bool = False) -> dict[str, Any]:
-        """Name of the function and its stored arguments, as strings: in groups, or on one level for a log."""
+        """Name of the function and its stored arguments, as strings: grouped, or flat for a log."""
         positional = {f"args_{i}": value for i, value in enumerate(self.args)}
         if flatten:
             return flatten_config({"fct": _name(self.fct), **positional, **self.kwargs})
@@ -53,7 +53,7 @@ class ClassParam:
 
 
 def flatten_config(nested_config: Any, prepend_key: Sequence[str] = ()) -> dict[str, str]:
-    """Nested mappings, lists and `ClassParam`s as one level of strings: keys are paths, entries of lists `args_0`, ….
+    """Flatten nested mappings, lists and `ClassParam`s into strings: keys are paths, list entries are `args_0`, ….
 
     >>> flatten_config({"lr": 0.1, "conv": {"kernel": [3, 3]}})
     {'lr': '0.1', 'conv/kernel/args_0': '3', 'conv/kernel/args_1': '3'}
@@ -71,7 +71,7 @@ def _name(fct: Callable[..., Any] | None) -> str:
 
 
 def _describe(value: Any) -> Any:
-    """Strings, in the lists and mappings that hold them."""
+    """Values as strings, within the same lists and mappings."""
     if isinstance(value, ClassParam):
         return value.get_config(flatten=True)
     if isinstance(value, Mapping):

@@ -1,11 +1,11 @@
-"""Errors and warnings of the library. Every error is a `ValueError` that says the rule, the values and a remedy."""
+"""Errors and warnings of the library. Every error is a `ValueError` that states the rule, the values and a remedy."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-_PASSED = ("orthogonium", "torch", "torchmetrics")  # packages whose lines say nothing to the user
+_PASSED = ("orthogonium", "torch", "torchmetrics")  # packages whose lines mean nothing to the user
 
 
 class OrthogoniumError(ValueError):
@@ -21,7 +21,7 @@ class GeometryError(OrthogoniumError):
 
 
 class ConstraintError(OrthogoniumError):
-    """A weight outside the set a layer is constrained to was assigned to it."""
+    """An assigned weight lies outside the set its layer is constrained to."""
 
 
 class ParameterError(OrthogoniumError):
@@ -29,11 +29,11 @@ class ParameterError(OrthogoniumError):
 
 
 class ExportError(OrthogoniumError):
-    """A format has no way to say what a model computes."""
+    """A format cannot express what a model computes."""
 
 
 class DerivativeError(OrthogoniumError):
-    """A derivative was asked for in a way in which it would be wrong."""
+    """A derivative was requested in a way that would give a wrong result."""
 
 
 class DataError(OrthogoniumError):
@@ -49,7 +49,7 @@ class DivergenceError(OrthogoniumError):
 
 
 class NumericalWarning(UserWarning):
-    """The result is finite but the guarantee cannot hold for this input (e.g. a rank-deficient matrix)."""
+    """The result is finite, but the guarantee cannot hold for this input (e.g. a rank-deficient matrix)."""
 
 
 class GuaranteeWarning(UserWarning):
@@ -57,7 +57,7 @@ class GuaranteeWarning(UserWarning):
 
 
 def lacking(need: str, extra: str = "train", *, otherwise: str = "") -> ModuleNotFoundError:
-    """What to raise where a package of an extra is not installed: who needs what, how to get it, what does without.
+    """The error for a missing package of an extra: what needs it, how to install it, what works without it.
 
     >>> from orthogonium.errors import lacking
     >>> print(lacking("The digits need scikit-learn"))
@@ -68,7 +68,7 @@ def lacking(need: str, extra: str = "train", *, otherwise: str = "") -> ModuleNo
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the caller's own code, however deep in this library or in torch the reason is found."""
+    """Warn at the line of the caller's own code, however deep in this library or in torch the cause lies."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back

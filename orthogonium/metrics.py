@@ -1,4 +1,4 @@
-"""Metrics of certified robustness for `torchmetrics`: batches and processes are added up exactly.
+"""Certified-robustness metrics for `torchmetrics`, accumulated exactly over batches and processes.
 
 They need the extra `[train]`.
 """
@@ -55,7 +55,7 @@ class _CertifiedMetric(Metric):
 
     def _radii(self, logits: Tensor, labels: Tensor, head_weight: Tensor | None) -> Tensor:
         if self.assumed and head_weight is None:
-            self.assumed = False  # said once
+            self.assumed = False  # warn only once
             warn(
                 f"{type(self).__name__} was not told the head of the network and assumes 'classwise', rows of norm 1 "
                 f"behind {self.L:.4g}-Lipschitz features. Pass last_layer_type: 'global', 'classwise' or the model.",
@@ -68,15 +68,15 @@ class _CertifiedMetric(Metric):
 
 
 class CertifiedAccuracy(_CertifiedMetric):
-    """Fraction of samples that are right and provably stay so within each radius of `eps` (verified robust accuracy).
+    """Fraction of samples classified correctly, and provably so within each radius in `eps` (verified robust accuracy).
 
     With radius 0 this is the accuracy (ties count as wrong).
 
     Args:
         eps: one radius, or several.
         last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is
-            looked up. Nothing assumes "classwise", with a warning.
-        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+            looked up. If None, "classwise" is assumed, with a warning.
+        L: Lipschitz constant of the network or, with a head weight, of everything before the head.
         metric_options: options of `torchmetrics.Metric`.
 
     >>> from orthogonium.metrics import CertifiedAccuracy
@@ -112,7 +112,7 @@ class CertifiedAccuracy(_CertifiedMetric):
         self.certified += exceeds(radii, thresholds[..., None]).sum(dim=-1)
 
     def compute(self) -> Tensor:
-        """The fraction for each radius: a scalar for one number, (k,) for k of them."""
+        """The fraction for each radius: a scalar for a single radius, (k,) for a sequence of k."""
         return self.certified / self.total
 
 
@@ -121,8 +121,8 @@ class MeanCertifiedRadius(_CertifiedMetric):
 
     Args:
         last_layer_type: "classwise" or "global", see `orthogonium.certification.radii`; or the model, whose head is
-            looked up. Nothing assumes "classwise", with a warning.
-        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+            looked up. If None, "classwise" is assumed, with a warning.
+        L: Lipschitz constant of the network or, with a head weight, of everything before the head.
         metric_options: options of `torchmetrics.Metric`.
 
     >>> from orthogonium.metrics import MeanCertifiedRadius

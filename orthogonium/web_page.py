@@ -1,4 +1,4 @@
-"""The frame of reports and audits: one page that needs no network, light or dark, wide or narrow."""
+"""The HTML frame of reports and audits: one self-contained page for light and dark themes, wide and narrow screens."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ _IN_A_ROW = 6  # cards, at most
 
 
 def cards(found: Sequence[tuple[str, str, str, str]]) -> str:
-    """Numbers to remember: a name, a value, a note, and a style ("plain", "good" or "bad") for each, in even rows."""
+    """Key numbers in even rows: a name, a value, a note, and a style ("plain", "good" or "bad") for each."""
     rows = -(-len(found) // _IN_A_ROW)
     items = (
         f'<div><dt>{html.escape(name)}</dt><dd class="{style}">{html.escape(value)}'
@@ -144,15 +144,15 @@ def table(
     drawn: Sequence[int] = (),
     marked: Sequence[int] = (),
 ) -> str:
-    """A table that scrolls sideways where the screen is narrow, and says so there.
+    """A table that scrolls sideways on narrow screens, and says so there.
 
     Args:
-        name: read out before the table.
-        columns: their names; none for a table without a head.
+        name: label for screen readers.
+        columns: column names; empty for a table without a header.
         rows: text; the first cell names its row.
         numbers: columns to align right.
         prose: columns whose text may be broken into lines.
-        names: columns of names, of which long ones may be broken, as in the first column.
+        names: columns of names; long ones may be broken, as in the first column.
         drawn: columns that hold HTML.
         marked: rows to highlight.
     """

@@ -1,11 +1,11 @@
 """The application: its commands, and what becomes of errors.
 
-Commands import what they need when they run, so that `--help` does not wait for torch.
+Commands import what they need when they run, so `--help` does not wait for torch.
 
 Note [One line]
-What the user can mend (arguments, files, absent packages) is told in one line on standard error, with exit code 2.
-Anything else is a bug and keeps its traceback. Exit code 1 says that a certificate was broken, 130 that the command was
-interrupted.
+What the user can fix (arguments, files, missing packages) is reported in one line on standard error, with exit code 2.
+Anything else is a bug and keeps its traceback. Exit code 1 means that a certificate was broken, 130 that the command
+was interrupted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_empty(arguments: Sequence[str]) -> str | None:
-    """The argument without a value, as of a shell variable that is not set: no command means anything by it."""
+    """The argument without a value, as from a shell variable that is not set: it has no meaning for any command."""
     for before, argument in zip(("", *arguments), arguments, strict=False):
         if re.fullmatch(r"--[\w-]+=\s*", argument):
             return argument.partition("=")[0]

@@ -79,7 +79,7 @@ def summary(found: Certificates) -> dict[str, Any]:
 
 
 def write_radii(path: Path, found: Certificates, classes: tuple[str, ...]) -> None:
-    """A line for each input. A negative radius says how far the prediction is from being right."""
+    """Write a line for each input. A negative radius says how far the prediction is from being right."""
     import csv
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def _contestants(methods: str | None, conv: list[str] | None) -> tuple[Contestan
 
 
 def _recipe(file: Path | None, given: dict[str, Any]) -> Recipe:
-    """The recipe of a file or that for the dataset, with what was given, and one budget."""
+    """The recipe from the file or for the dataset, with the given fields and one budget."""
     from orthogonium.comparison import base_recipe
     from orthogonium.recipes.recipe import Recipe
 

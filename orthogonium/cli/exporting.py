@@ -109,7 +109,7 @@ def export(
 
 
 def _check_suffix(path: Path, format: Format) -> None:
-    """A name that says another format misleads; and torch reads exported programs from .pt2 alone."""
+    """Refuse the suffix of another format, which misleads; and torch reads exported programs only from .pt2."""
     others = [suffix for other, suffix in SUFFIX.items() if other is not format]
     if path.suffix in others or (format is Format.torch_export and path.suffix != SUFFIX[format]):
         raise typer.BadParameter(

@@ -50,7 +50,7 @@ class Inputs:
 
 
 def load_network(checkpoint: str) -> Network:
-    """The network of a checkpoint, of the folder of a run or of `save`, or of the name of a pretrained model."""
+    """The network from a checkpoint, the folder of a run or of `save`, or the name of a pretrained model."""
     path = Path(expanduser(checkpoint))
     if (path / CONFIG).is_file():
         return _from_saved(path)

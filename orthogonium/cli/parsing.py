@@ -11,7 +11,7 @@ from orthogonium.errors import ParameterError
 
 
 def radii(texts: Sequence[str]) -> tuple[float, ...]:
-    """Radii from numbers or fractions, each text one or several with commas between.
+    """Radii from numbers or fractions; each text holds one, or several separated by commas.
 
     >>> from orthogonium.cli.parsing import radii
     >>> radii(["0.25,0.5", "36/255"])
@@ -45,6 +45,6 @@ def options(texts: Sequence[str], flag: str) -> dict[str, Any]:
             raise ParameterError(f"{flag} takes NAME=VALUE, such as width=64: got {text!r}.")
         try:
             found[name] = json.loads(value)
-        except ValueError:  # also of a number too long to read
+        except ValueError:  # also raised for a number too long to read
             found[name] = value
     return found

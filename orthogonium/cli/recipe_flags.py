@@ -25,9 +25,9 @@ _SHORT = {"model_options": ("-O",)}
 
 
 def with_recipe_flags(before: str) -> Callable[[Command], Command]:
-    """Give a command `f(…, **fields)` an option for each field of `Recipe`, None where it is not given.
+    """Give a command `f(…, **fields)` an option for each field of `Recipe`, None if it is not given.
 
-    They stand in front of its own option `before`.
+    They are placed before its own option `before`.
     """
 
     def add(command: Command) -> Command:
@@ -71,7 +71,7 @@ def _can_be_off(name: str) -> bool:
 
 
 def _flag(name: str) -> str:
-    """The name of the field; of a mapping in the singular, since each use adds one entry."""
+    """The name of the field, in the singular for a mapping, since each use adds one entry."""
     return "--" + (name.removesuffix("s") if _is_mapping(name) else name).replace("_", "-")
 
 
@@ -92,7 +92,7 @@ def _option(name: str) -> Any:
 
 
 def _kind(name: str) -> tuple[Any, str | None]:
-    """What is typed for a field, and what stands for it in the help."""
+    """The type of the option for a field, and its placeholder in the help."""
     hint = _TYPES[name]
     if _is_mapping(name):
         return list[str] | None, "NAME=VALUE"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def compose(preset: str | None, recipe_file: Path | None, continued: Path | None, given: dict[str, Any]) -> Recipe:
-    """The recipe: a preset, a file or that of the run to be continued, and on top of it the fields that were given."""
+    """The recipe: a preset, a file or that of the run to continue, overridden by the fields that were given."""
     from orthogonium.errors import ParameterError
     from orthogonium.training import PRESETS, Recipe
     from orthogonium.training.run_folder import RunFolder

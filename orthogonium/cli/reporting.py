@@ -63,7 +63,7 @@ def write(
     method: str = "pgd",
     seed: int = 0,
 ) -> Evaluation:
-    """Evaluate, telling on standard error what is being done, and write the page."""
+    """Evaluate, reporting progress on standard error, and write the page."""
     from orthogonium.report import evaluate
 
     with console(stderr=True).status("evaluating") as status:

@@ -72,7 +72,7 @@ def train(
 
 
 def check_names(model: str, strategy: str, accelerator: str) -> None:
-    """What Python would tell otherwise, in words of this command."""
+    """Report what Python would report otherwise, in the terms of this command."""
     from lightning.pytorch.accelerators import AcceleratorRegistry
     from lightning.pytorch.strategies import StrategyRegistry
 

@@ -1,4 +1,4 @@
-"""Methods side by side: one network, one recipe and one budget for each. Needs the extra `[train]`."""
+"""Methods side by side: the same network, recipe and budget for each. Needs the extra `[train]`."""
 
 from orthogonium.comparison.contestant import Contestant
 from orthogonium.comparison.plan import Plan, base_recipe

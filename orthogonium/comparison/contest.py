@@ -1,6 +1,6 @@
 """One run, in a process of its own: `python -m orthogonium.comparison.contest FOLDER`.
 
-A process for each run measures its memory alone, and whatever becomes of it, by a fault or a kill, the others go on.
+With a process for each run, memory is measured for that run alone, and if one crashes or is killed, the others go on.
 What to run is in `entry.json` of the folder; `result.json` is written last, so a run that has one is finished.
 """
 
@@ -38,7 +38,7 @@ _CURVE_REACH = 1.5  # times the largest radius
 
 
 def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, accelerator: str) -> RunResult:
-    """Train, or continue, and evaluate. What goes wrong with the network is a result, too."""
+    """Train, or continue, and evaluate. A failure of the network is a result, too."""
     found = RunResult("failed", recipe.seed, eps=recipe.eps)
     if training_device(accelerator).type == "cpu":
         keep_freed_memory()
@@ -88,7 +88,7 @@ def _evaluated(
     folder: Path,
     attacked: int,
 ) -> RunResult:
-    """Certificates, attack and spectra of the trained network; without a bound, what can be said without."""
+    """Certificates, attack and spectra of the trained network; without a bound, what does not need one."""
     labels, found = data.test.labels, replace(found, status="finished")
     try:
         full = evaluate(
@@ -124,7 +124,7 @@ def _evaluated(
 
 
 def _with_sigma(found: RunResult, report: AuditReport) -> RunResult:
-    """With the smallest and largest singular value of the layers that were measured."""
+    """The result with the smallest and largest singular value of the measured layers filled in."""
     rows = [row for row in report.rows if row.kind in ("exact", "upper") and row.sigma_max is not None]
     smallest = [row.sigma_min for row in rows if row.sigma_min is not None]
     return replace(
@@ -135,7 +135,7 @@ def _with_sigma(found: RunResult, report: AuditReport) -> RunResult:
 
 
 def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str) -> dict[str, Any]:
-    """What `entry.json` says."""
+    """The contents of `entry.json`."""
     return {
         "contestant": {"name": contestant.name, "kind": contestant.kind},
         "recipe": recipe.to_dict(),
@@ -145,7 +145,7 @@ def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: st
 
 
 def main(folder: Path) -> None:
-    """Run what is in the folder; end at once when the process that started it is gone: no two train in one folder."""
+    """Run what is in the folder; exit as soon as the parent process is gone, so that no two train in one folder."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     told = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     try:

@@ -21,7 +21,7 @@ from orthogonium.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method by its name in `METHODS`, or a class with the arguments of `nn.Conv2d` by its place.
+    """A method by its name in `METHODS`, or a class with the arguments of `nn.Conv2d` by its import path.
 
     Attributes:
         name: "aoc", or "package.module:Class".
@@ -45,23 +45,23 @@ class Contestant:
 
     @classmethod
     def conv(cls, place: str) -> Contestant:
-        """A class of any package, which is imported to see that it exists."""
+        """A class of any package, imported to check that it exists."""
         _find_class(place)
         return cls(place, "conv")
 
     @property
     def folder(self) -> str:
-        """The name as one of a folder."""
+        """The name in a form that suits a folder."""
         return re.sub(r"[^\w.-]+", "-", self.name)
 
     def recipe(self, base: Recipe, seed: int) -> Recipe:
-        """The recipe of its run. That of a method names it, so that the checkpoint can be read by itself."""
+        """The recipe of its run. For a method, the recipe names it, so the checkpoint can be read by itself."""
         if self.kind == "conv":
             return base.replace(seed=seed)
         return base.replace(seed=seed, model_options={**base.model_options, "method": self.name})
 
     def network(self, recipe: Recipe, image_shape: tuple[int, int, int], n_classes: int) -> nn.Module | None:
-        """The network to train, or None where the recipe says it all."""
+        """The network to train, or None if the recipe describes it completely."""
         if self.kind == "method":
             return None
         return create_model(
@@ -69,7 +69,7 @@ class Contestant:
         )
 
     def check_network(self, model: nn.Module) -> None:
-        """Refuse a network without a single convolution of the method: its figures would be those of another one."""
+        """Refuse a network without a single convolution of the method: its figures would be those of another method."""
         if self.kind == "conv":
             return
         own = layer_class(METHODS[self.name].conv[2])
@@ -97,7 +97,7 @@ def check_model(recipe: Recipe) -> None:
 
 
 def convolutions(model: nn.Module) -> list[nn.Module]:
-    """The layers that convolve; of blocks made of several convolutions the whole block."""
+    """The layers that convolve; a block made of several convolutions counts as one."""
     known = {layer_class(entry.conv[2]) for entry in METHODS.values() if 2 in entry.conv}
 
     def walk(module: nn.Module) -> Iterator[nn.Module]:
@@ -111,7 +111,7 @@ def convolutions(model: nn.Module) -> list[nn.Module]:
 
 
 def layer_counts(model: nn.Module) -> dict[str, int]:
-    """How many convolutions of each class there are: methods that keep channels and pixels leave some to others."""
+    """The number of convolutions of each class: methods that keep channels and pixels leave some to others."""
     return dict(Counter(_class_name(layer) for layer in convolutions(model)))
 
 

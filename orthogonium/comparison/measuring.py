@@ -40,7 +40,7 @@ def step_seconds(
 
 
 def training_device(accelerator: str) -> torch.device:
-    """Where Lightning trains on one device."""
+    """The device that Lightning uses when it trains on a single one."""
     if accelerator != "cpu" and torch.accelerator.is_available():
         found = torch.accelerator.current_accelerator()
         assert found is not None
@@ -49,9 +49,9 @@ def training_device(accelerator: str) -> torch.device:
 
 
 def peak_memory() -> int | None:
-    """Largest resident memory of this process so far, in bytes; of an accelerator's memory, where one is used.
+    """Peak resident memory of this process so far, in bytes; that of the accelerator, where one is used.
 
-    Where the system tells the peak of this program alone, that is taken: the one of `getrusage` also counts the process
+    If the system reports the peak of this program alone, that is used: the one from `getrusage` also counts the process
     that started it.
     """
     if torch.cuda.is_available():

@@ -22,7 +22,7 @@ from orthogonium.web_page import cards, page, section, table
 
 
 def page_of(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
-    """The page: headline, table, the compromises of accuracy and time, curves, and how it was made."""
+    """The page: headline, table, trade-offs between accuracy and time, curves, and how it was made."""
     recipe = plan.recipe
     seeds = f", {plan.seeds} seeds each" if plan.seeds > 1 else ""
     parts = [
@@ -187,7 +187,7 @@ def _compromises(plan: Plan, rows: Sequence[Row]) -> str:
 
 
 def _labels(rows: Sequence[Row]) -> dict[str, str]:
-    """Short names: of a class its last one, unless another contestant has that, too."""
+    """Short names: the last part of the name of a class, unless another contestant shares it."""
     short = {row.name: row.name.rpartition(":")[2] for row in rows}
     return {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
 

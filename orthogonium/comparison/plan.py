@@ -42,11 +42,11 @@ class Plan:
     """A comparison: contestants, and what is the same for all of them.
 
     Attributes:
-        recipe: of every run, but for the method and the seed; its `epochs` or `minutes` are the budget of each run.
+        recipe: that of every run, except for the method and the seed; its `epochs` or `minutes` are the budget per run.
         contestants: who takes part.
-        seeds: runs of each contestant, with the seeds that follow that of the recipe.
-        attacked: test inputs that are attacked.
-        accelerator: Lightning's: "auto", "cpu", "gpu", ….
+        seeds: number of runs of each contestant, with consecutive seeds that start at that of the recipe.
+        attacked: number of test inputs to attack.
+        accelerator: Lightning's ("auto", "cpu", "gpu", …).
     """
 
     recipe: Recipe
@@ -85,7 +85,7 @@ class Plan:
     def check(self) -> None:
         """Try data, devices, loss and the networks of methods, without training.
 
-        What no contestant can run with is an error; what one of them cannot run with is for its row to say.
+        A problem of all contestants is an error; a problem of one of them is reported in its row.
         """
         methods = [contestant for contestant in self.contestants if contestant.kind == "method"]
         recipes = [contestant.recipe(self.recipe, self.recipe.seed) for contestant in methods] or [self.recipe]
@@ -100,7 +100,7 @@ class Plan:
         raise problems[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """As values that JSON knows."""
+        """As JSON values."""
         return {**asdict(self), "recipe": self.recipe.to_dict(), "contestants": [asdict(c) for c in self.contestants]}
 
 
@@ -135,11 +135,11 @@ class ComparisonFolder:
         return self.path / "runs" / contestant.folder / f"seed-{seed}"
 
     def result(self, contestant: Contestant, seed: int) -> Path:
-        """The result of a run: one that has it is finished."""
+        """The result of a run; a run that has one is finished."""
         return self.run(contestant, seed) / "result.json"
 
     def begin(self, plan: Plan) -> None:
-        """Note the plan, or check that what is here belongs to it: contestants and seeds may be added, nothing else."""
+        """Save the plan, or check that the folder belongs to it: contestants and seeds may be added, nothing else."""
         if self.plan_file.is_file():
             self._check_same(json.loads(self.plan_file.read_text(encoding="utf-8")), plan)
         elif self.path.is_dir() and any(self.path.iterdir()):

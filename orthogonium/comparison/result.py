@@ -1,4 +1,4 @@
-"""What a run ended in, as a value that is kept in its folder."""
+"""The outcome of a run, as a value that is kept in its folder."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class RunResult:
     """A run of one contestant with one seed. What was not reached or could not be proved is None.
 
     Attributes:
-        status: "finished"; "diverged", its loss was no longer finite; or "failed".
-        seed: of the run.
-        reason: of a failure, in a line.
-        parameters: numbers that are trained.
+        status: "finished", "diverged" (its loss was no longer finite) or "failed".
+        seed: seed of the run.
+        reason: reason for a failure, in one line.
+        parameters: number of trained parameters.
         layers: how many convolutions of each class the network has.
         steps: optimizer steps.
-        seconds: of training, validation included.
+        seconds: training time, validation included.
         step_seconds: median time of a training step by itself.
         images_per_second: batch size over `step_seconds`.
         memory: peak of the resident memory of the process while it trained, in bytes.
-        memory_before: its memory before there was a network: Python, torch and the data.
-        sigma_min: smallest singular value of a layer; None if that of some layer is not known.
-        sigma_max: largest one.
+        memory_before: memory of the process before there was a network: Python, torch and the data.
+        sigma_min: smallest singular value of any layer; None if that of some layer is not known.
+        sigma_max: largest singular value of any layer.
         bound: proved Lipschitz constant of the network.
-        bound_reason: why there is none.
+        bound_reason: why there is no bound.
         accuracy: on all test inputs.
         eps: the radii.
-        certified: accuracy that is proved at each of them, on all test inputs.
-        attacked: accuracy that an attack left at each of them, on `attacked_inputs` inputs.
-        certified_of_attacked: what is proved on these.
-        attacked_inputs: how many there are.
-        broken: certificates that the attack broke: none, unless there is a bug.
+        certified: accuracy that is proved at each radius, on all test inputs.
+        attacked: accuracy that an attack left at each radius, on `attacked_inputs` inputs.
+        certified_of_attacked: accuracy that is proved on those inputs.
+        attacked_inputs: number of attacked inputs.
+        broken: number of certificates that the attack broke: 0, unless there is a bug.
         curve: radii, and the accuracy that is proved at each.
         history: a row for each epoch.
     """
@@ -75,7 +75,7 @@ class RunResult:
 
     @property
     def is_kept(self) -> bool:
-        """Whether to keep it when the comparison is continued. Failures may be the machine's: they are run again."""
+        """Whether to keep it when the comparison continues. Failures may be the machine's fault and are run again."""
         return self.status != "failed"
 
     def write(self, path: Path) -> None:

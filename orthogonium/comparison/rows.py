@@ -1,4 +1,4 @@
-"""A row for each contestant: means over its seeds and their spread, and what there is to remark."""
+"""A row for each contestant: means over its seeds, their spread, and remarks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ONE = 1 + 1e-3  # largest constant that is called 1: rounding is far below
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over seeds, and the standard deviation of one run; None where there was one run."""
+    """Mean over seeds, and the standard deviation of a single run; None if there was only one."""
 
     mean: float
     deviation: float | None
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Of one or more values."""
+        """The spread of one or more values."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of the contestant."""
+        """Name of the contestant."""
         return self.contestant.name
 
     @property
@@ -48,13 +48,13 @@ class Row:
 
     @property
     def status(self) -> str:
-        """That of the first run which is not finished, if there is one; "running" while runs are missing."""
+        """The status of the first run that is not finished, if there is one; "running" while runs are missing."""
         if len(self.results) < self.seeds:
             return "running"
         return next((result.status for result in self.results if not result.is_finished), "finished")
 
     def spread(self, value: Callable[[RunResult], float | None], *, of_all: bool = False) -> Spread | None:
-        """Of a value of the finished runs, or of all that have it; None where a finished run has none."""
+        """The spread of a value over the finished runs, or over all that have it; None if a finished run has none."""
         values = [value(result) for result in (self.results if of_all else self.finished)]
         known = [v for v in values if v is not None]
         return Spread.of(known) if known and (of_all or len(known) == len(values)) else None
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def history_is_proved(self) -> bool:
-        """Whether the certified accuracies of its histories, which take the network to be 1-Lipschitz, are true."""
+        """Whether the certified accuracies of its histories, which assume a 1-Lipschitz network, are true."""
         return bool(self.finished) and all(r.bound is not None and r.bound <= _ONE for r in self.finished)
 
     @property
@@ -115,7 +115,7 @@ class Row:
         return found
 
     def to_dict(self, eps: tuple[float, ...]) -> dict[str, Any]:
-        """As values that JSON knows."""
+        """As JSON values."""
         figures = {
             name: None if spread is None else {"mean": spread.mean, "deviation": spread.deviation}
             for name, spread in self.figures(eps).items()

@@ -1,4 +1,4 @@
-"""Contestants one after the other, each run in a process of its own; finished runs are kept."""
+"""Run contestants one after the other, each run in a process of its own; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is.
+    """How far a comparison has come.
 
     Attributes:
-        contestant: whose run it is.
-        seed: of the run.
-        number: of the run, from 1.
-        total: number of runs.
-        fraction: of its budget that it has spent.
+        contestant: contestant of the run.
+        seed: seed of the run.
+        number: number of the run, from 1.
+        total: number of runs in all.
+        fraction: fraction of its budget that the run has spent.
         latest: the last row of its history.
-        result: once it has one.
+        result: its result, once there is one.
     """
 
     contestant: Contestant
@@ -54,9 +54,9 @@ def compare(
 ) -> Comparison:
     """Train and evaluate each contestant under the same budget, into a folder, and write the tables and the report.
 
-    Started again on the same folder, it goes on: runs with a result are kept as they are, a run in the middle continues
-    from its last checkpoint (after each epoch, and each minute within), runs that failed are tried again. More
-    contestants or seeds may be named then; another recipe is refused.
+    Called again on the same folder, it continues: runs with a result are kept as they are, an interrupted run continues
+    from its last checkpoint (written after each epoch, and each minute within), and failed runs are tried again.
+    Contestants or seeds may be added; another recipe is refused.
 
     Args:
         plan: what to compare.
@@ -113,7 +113,7 @@ def _run(plan: Plan, folder: ComparisonFolder, here: Progress, tell: Callable[[P
 
 @contextmanager
 def _process(place: Path, errors: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of a run. A session of its own: of a Ctrl-C it hears once, from here, and then saves its state."""
+    """The process of a run, in a session of its own: it gets a Ctrl-C once, from here, and then saves its state."""
     command = [sys.executable, "-m", "orthogonium.comparison.contest", str(place.resolve())]
     paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # contestants may be anywhere
     with subprocess.Popen(
@@ -136,7 +136,7 @@ def _process(place: Path, errors: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _standing(recipe: Recipe, folder: RunFolder, begun: float) -> tuple[float, dict[str, float] | None]:
-    """The fraction of the budget that a run has spent, and the last row of its history, as its files tell."""
+    """The fraction of the budget that a run has spent, and the last row of its history, as its files show."""
     latest = None
     if folder.history_file.is_file():
         with folder.history_file.open(encoding="utf-8", newline="") as file:
@@ -161,7 +161,7 @@ def _reason(code: int, errors: Path) -> str:
         name = signal.Signals(-code).name
         return f"Its process was ended by {name}{', perhaps for want of memory' if name == 'SIGKILL' else ''}."
     lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if _TRACEBACK in lines:  # what was raised begins with the first line behind the frames, which are indented
+    if _TRACEBACK in lines:  # what was raised begins with the first line after the frames, which are indented
         last = len(lines) - lines[::-1].index(_TRACEBACK)
         raised = next((i for i in range(last, len(lines)) if not lines[i].startswith(" ")), len(lines) - 1)
         lines = [" ".join(lines[raised:])]

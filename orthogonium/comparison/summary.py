@@ -1,4 +1,4 @@
-"""A comparison as a whole: its rows, and the files that tell them."""
+"""A comparison as a whole: its rows, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Comparison:
 
     @classmethod
     def of(cls, plan: Plan, results: Mapping[tuple[Contestant, int], RunResult]) -> Comparison:
-        """Of the runs so far."""
+        """The comparison of the runs so far."""
         rows = [
             Row(
                 contestant,
@@ -43,7 +43,7 @@ class Comparison:
         return sum(result.broken for row in self.rows for result in row.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """As values that JSON knows; ∞ and NaN do not occur."""
+        """As JSON values; ∞ and NaN do not occur."""
         return {
             "plan": self.plan.to_dict(),
             "machine": machine_line(),

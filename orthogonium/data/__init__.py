@@ -1,4 +1,4 @@
-"""Images to train and certify on, with pixels in [0, 1], and loaders that repeat exactly."""
+"""Images to train and certify on, with pixels in [0, 1], and loaders whose batches are exactly reproducible."""
 
 from typing import TYPE_CHECKING
 

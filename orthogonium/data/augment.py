@@ -1,8 +1,8 @@
-"""Random changes of training images, drawn per sample and applied to a whole batch at once.
+"""Random augmentations of training images, drawn per sample and applied to a whole batch at once.
 
-They act on images before the network sees them and keep pixels in [0, 1], so no Lipschitz bound or certificate is
-touched. Drawing is apart from applying: a process draws for the whole global batch and applies its share, so the
-same sample is changed in the same way however many processes share the work.
+They act on images before the network sees them and keep pixels in [0, 1], so they affect no Lipschitz bound or
+certificate. Drawing is separate from applying: a process draws for the whole global batch and applies its share, so a
+sample is changed in the same way however many processes share the work.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from orthogonium.errors import ParameterError
 
 
 class Augmentation(ABC):
-    """A random map of images, split into its random numbers and what they do.
+    """A random map of images, split into drawing its random numbers and applying them.
 
-    Make subclasses frozen dataclasses: `repr` tells the settings, and a resumed run compares them with the saved ones.
+    Make subclasses frozen dataclasses: `repr` shows the settings, and a resumed run compares them with the saved ones.
     """
 
     @abstractmethod
@@ -37,7 +37,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Images (b, c, h, w) changed as their rows of `drawn` (b, k) say."""
+        """Images (b, c, h, w), changed according to their rows of `drawn` (b, k)."""
 
     @property
     def reach(self) -> float:
@@ -45,7 +45,7 @@ class Augmentation(ABC):
         return 0
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raise if images of this shape could be pushed out of sight."""
+        """Raise if images of this shape could be moved out of sight."""
         if self.reach >= min(image_shape[1:]):
             raise ParameterError(
                 f"{self} may move an image of {image_shape[1]}×{image_shape[2]} pixels out of sight. "
@@ -58,7 +58,7 @@ class Identity(Augmentation):
     """Leaves images as they are."""
 
     def draw(self, count: int, generator: Generator) -> Tensor:
-        """Nothing is random here: no numbers for each image."""
+        """No random numbers: shape (count, 0)."""
         return torch.empty(count, 0, dtype=torch.int64)
 
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
@@ -68,13 +68,13 @@ class Identity(Augmentation):
 
 @dataclass(frozen=True)
 class CropFlip(Augmentation):
-    """A crop of the original size at a random place of the padded image, mirrored with probability ½.
+    """A crop of the original size at a random position in the padded image, mirrored with probability ½.
 
     Without mirroring this is a translation by up to `padding` whole pixels.
 
     Args:
         padding: pixels added to each border.
-        mode: what they are: "zeros", or "reflect" for the image mirrored at its border.
+        mode: what they contain: "zeros", or "reflect" for the image mirrored at its border.
         flip: whether to mirror left and right.
 
     >>> from orthogonium.data import CropFlip
@@ -99,7 +99,7 @@ class CropFlip(Augmentation):
 
     @property
     def reach(self) -> int:
-        """By as many pixels as were padded."""
+        """Largest translation in pixels: the padding."""
         return self.padding
 
     def draw(self, count: int, generator: Generator) -> Tensor:
@@ -141,13 +141,13 @@ class ResizedCrop(Augmentation):
             raise ParameterError(f"ResizedCrop needs 0 < smallest ≤ 1 and ratio ≥ 1: got {self}.")
 
     def draw(self, count: int, generator: Generator) -> Tensor:
-        """Area, ratio of the sides, the two places, and 1 to mirror."""
+        """Area, ratio of the sides, the two positions, and 1 to mirror."""
         area, ratio, u, v, mirror = torch.rand(count, 5, generator=generator).unbind(1)
         area = self.smallest + (1 - self.smallest) * area
         return torch.stack([area, self.ratio ** (2 * ratio - 1), u, v, mirror.round()], dim=1)
 
     def windows(self, drawn: Tensor) -> Tensor:
-        """All but the mirroring."""
+        """What was drawn, without the mirroring."""
         return drawn[:, :4]
 
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class ResizedCrop(Augmentation):
 
 @dataclass(frozen=True)
 class Affine(Augmentation):
-    """A small random rotation, zoom and translation, not bound to whole pixels.
+    """A small random rotation, zoom and translation, not restricted to whole pixels.
 
     Each new pixel is a convex combination of four old ones (bilinear), zero outside the image.
 
@@ -178,7 +178,7 @@ class Affine(Augmentation):
 
     @property
     def reach(self) -> float:
-        """By as many pixels as images are shifted at most."""
+        """Largest translation in pixels along an axis."""
         return self.shift
 
     def draw(self, count: int, generator: Generator) -> Tensor:
@@ -211,7 +211,7 @@ _WITHOUT_PIXELS = ("none", "flip", "resized-crop")
 
 
 def make_augmentation(name: str | Augmentation) -> Augmentation:
-    """The augmentation of a name: a key of `AUGMENTATIONS`, where it makes sense followed by a number of pixels.
+    """The augmentation with this name: a key of `AUGMENTATIONS`, optionally with a number of pixels, as in "shift:2".
 
     >>> from orthogonium.data import make_augmentation
     >>> make_augmentation("crop-flip"), make_augmentation("shift:2")

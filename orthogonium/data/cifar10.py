@@ -64,7 +64,7 @@ def _open(root: Path) -> tuple[list[str], Callable[[bytes, str], _Batch], Path, 
 
 
 def parse_binary(raw: bytes, path: str) -> _Batch:
-    """Records of one byte of label and 3072 bytes of pixels (red, green, blue planes)."""
+    """Parse records of one label byte and 3072 pixel bytes (red, green, blue planes)."""
     if not raw or len(raw) % (1 + PIXELS):
         raise DataError(
             f"{path} is cut short or not CIFAR-10: expected records of {1 + PIXELS} bytes "
@@ -75,7 +75,7 @@ def parse_binary(raw: bytes, path: str) -> _Batch:
 
 
 def parse_python(raw: bytes, path: str) -> _Batch:
-    """A pickled dict with `data` (n, 3072) and `labels` (n)."""
+    """Parse a pickled dict with `data` (n, 3072) and `labels` (n)."""
     table = load_plain_pickle(raw, path)
     if not isinstance(table, dict):
         raise DataError(f"{path} is not CIFAR-10: expected a pickled dict, found {type(table).__name__}.")

@@ -1,8 +1,8 @@
 """Windows: the part of an image to look at, as (area, ratio, u, v).
 
-They are drawn before the size of the image is known, so they are free of pixels: `area` is the share of the image,
-`ratio` width over height of the window, and (u, v) in [0, 1] place it between the upper and lower, the left and right
-border.
+They are drawn before the size of the image is known, so they are independent of pixels: `area` is a share of the image,
+`ratio` is width over height of the window, and (u, v) in [0, 1] place it between the upper and lower, and the left and
+right borders.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
-from os.path import expanduser  # of pathlib, it raises where there is no such user
+from os.path import expanduser  # that of pathlib raises if there is no such user
 from pathlib import Path
 
 from orthogonium.data.cifar10 import load_cifar10
@@ -26,12 +26,12 @@ DATASETS: dict[str, Callable[..., ImageData]] = {
 def load_dataset(
     name: str = "digits", root: str | PathLike[str] | None = None, *, image_size: int | None = None
 ) -> ImageData:
-    """The dataset of a name.
+    """Load a dataset by name.
 
     Args:
         name: a key of `DATASETS`.
         root: folder or archive of its files; the digits are bundled with scikit-learn and take none.
-        image_size: side in pixels to which images of "image-folder" are scaled (224 if not given); only for them.
+        image_size: side in pixels to which "image-folder" scales its images (224 if not given); only for that dataset.
 
     >>> from orthogonium.data import load_dataset
     >>> data = load_dataset("digits")

@@ -17,7 +17,7 @@ SPLIT_SEED = 0
 
 
 def load_digits(root: Path | None = None) -> ImageData:
-    """The digits with pixels k/16 in [0, 1]; a quarter of each class is held out, always the same one."""
+    """The digits with pixels k/16 in [0, 1]; always the same quarter of each class is held out."""
     if root is not None:
         raise ParameterError(f"digits come with scikit-learn and take no root: got root={str(root)!r}.")
     try:

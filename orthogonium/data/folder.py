@@ -1,4 +1,4 @@
-"""Images of a folder per class, as ImageNet is laid out: `train/CLASS/….jpg` and `val/CLASS/….jpg`, read when needed.
+"""Images in a folder per class, laid out like ImageNet: `train/CLASS/….jpg` and `val/CLASS/….jpg`, read when needed.
 
 JPEG and PNG files are decoded by torchvision if it can be imported, all others and all failures by Pillow.
 """
@@ -31,7 +31,7 @@ class FolderImages(ImageSource):
     Args:
         paths: image files.
         labels: (n,), int64.
-        size: side of the images given, in pixels.
+        size: side of the fetched images, in pixels.
     """
 
     def __init__(self, paths: Sequence[str], labels: Tensor, size: int) -> None:
@@ -52,7 +52,7 @@ class FolderImages(ImageSource):
     def fetch(self, indices: Tensor, windows: Tensor | None = None) -> Tensor:
         """The images (b, 3, size, size) at `indices` (b,), uint8.
 
-        Without `windows` (b, 4) it is the largest square in the middle of each image, with them that part of it.
+        Without `windows` (b, 4), it is the largest centered square of each image; with them, that part of each image.
         """
         rows: list[Tensor | None] = [None] * len(indices) if windows is None else list(windows)
         return torch.stack([self._read(self.paths[i], row) for i, row in zip(indices.tolist(), rows, strict=True)])
@@ -78,7 +78,7 @@ class FolderImages(ImageSource):
 
 
 def load_image_folder(root: Path | None = None, image_size: int = 224) -> ImageData:
-    """The images below `root`, which are not read yet; classes are the folders of `train`, sorted by name."""
+    """The images below `root`, not read yet; classes are the folders of `train`, sorted by name."""
     root = required_root(root, "image-folder", _CONTENTS)
     held_out = root / "val" if (root / "val").is_dir() else root / "test"
     for folder in (root / "train", held_out):
@@ -124,7 +124,7 @@ def decode(path: str) -> Tensor:
 
 @cache
 def _torchvision_decoder() -> Callable[[str], Tensor] | None:
-    """The decoder of torchvision, or None without a working one."""
+    """The decoder of torchvision, or None if there is no working one."""
     try:
         from torchvision.io import ImageReadMode, decode_image, read_file
     except (ImportError, RuntimeError, OSError, AttributeError):

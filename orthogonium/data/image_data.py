@@ -1,4 +1,4 @@
-"""Images with labels: in memory, or read when they are asked for, under one interface."""
+"""Labelled images, in memory or read on demand, under one interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orthogonium.errors import DataError, ParameterError
 
 
 class ImageSource(ABC):
-    """Labelled images of one shape that can be fetched by batches of indices."""
+    """Labelled images of one shape that can be fetched in batches of indices."""
 
     labels: Tensor  # (n,), int64
 
@@ -143,7 +143,7 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
     Args:
         labels: (n,), int64.
         fraction: between 0 and 1, exclusively.
-        seed: chooses among the splits.
+        seed: determines the split.
 
     Returns:
         Two sorted index vectors.

@@ -10,11 +10,11 @@ from orthogonium.errors import DataError
 
 
 class JoinedImages(ImageSource):
-    """The images of one source and, behind them, those of another.
+    """The images of one source, followed by those of another.
 
     Args:
-        first: images of the first indices.
-        second: images of the same shape, of the indices that follow.
+        first: source of the images at the first indices.
+        second: source of images of the same shape, at the indices that follow.
     """
 
     def __init__(self, first: ImageSource, second: ImageSource) -> None:
@@ -29,7 +29,7 @@ class JoinedImages(ImageSource):
         return self.first.image_shape
 
     def fetch(self, indices: Tensor, windows: Tensor | None = None) -> Tensor:
-        """The images (b, c, h, w) at `indices` (b,), in order; float32 where one of the sources gives that."""
+        """The images (b, c, h, w) at `indices` (b,), in order; float32 if either source gives that."""
         is_second = indices >= len(self.first)
         if not is_second.any():
             return self.first.fetch(indices, windows)

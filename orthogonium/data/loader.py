@@ -1,9 +1,9 @@
-"""Loaders of whole batches that repeat, are shared among processes and resume, all of it exactly.
+"""Loaders of whole batches that repeat exactly, also when they are shared among processes or resumed.
 
 # Note [One global batch]
 A global batch is the same for any number of processes: every process computes the whole permutation and all random
-numbers of the batch, and takes its slice of both. Random numbers come from generators seeded by a hash of what they
-are for, so neither torch's global generator nor the batches before matter.
+numbers of the batch, and takes its slice of both. Random numbers come from generators seeded by a hash of their
+purpose, so neither torch's global generator nor earlier batches affect them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Request = tuple[Tensor, Tensor]  # indices (b,) and the random numbers (b, k) o
 
 
 class _Batches(Dataset[Tensor]):
-    """Makes the images of a request, here or in a worker process of `torch.utils.data`."""
+    """Makes the images of a request, in this process or in a worker process of `torch.utils.data`."""
 
     def __init__(self, source: ImageSource, augment: Augmentation) -> None:
         self.source = source
@@ -39,7 +39,7 @@ class _Batches(Dataset[Tensor]):
 
 
 class _Loader:
-    """Makes batches, here or in worker processes."""
+    """Makes batches, in this process or in worker processes."""
 
     def __init__(
         self,
@@ -77,24 +77,23 @@ class _Loader:
 
 
 class TrainLoader(_Loader):
-    """Shuffled, augmented batches of an epoch; an incomplete last batch is left out.
+    """Shuffled, augmented batches of an epoch; an incomplete last batch is dropped.
 
-    The order and every random change are functions of (seed, epoch, batch index) and of nothing else, and the
-    batches of `world_size` processes together are those of a single one, sample by sample.
-    `state_dict` holds how far the epoch has come; after `load_state_dict` the next iteration goes on from there,
-    also with another number of processes.
+    The order and every random change depend only on (seed, epoch, batch index), and the batches of `world_size`
+    processes together are those of a single process, sample by sample. `state_dict` holds how far the epoch has come;
+    after `load_state_dict` the next iteration continues from there, even with a different number of processes.
 
-    With `extra` images each batch has a share of them, in random places; an epoch is a pass over `source`. They are
-    taken in turn, from epoch to epoch, in an order that is new each time all have been seen: none is seen twice before.
+    With `extra` images, each batch has a share of them, at random positions; an epoch is a pass over `source`. They are
+    taken in turn, across epochs, in an order that is new each time all have been seen: none repeats before that.
 
     Args:
         source: images to train on.
-        batch_size: samples of a batch over all processes; a multiple of `world_size`.
+        batch_size: samples per batch over all processes; a multiple of `world_size`.
         augment: a name of `AUGMENTATIONS` or an `Augmentation`.
-        seed: chooses orders and random changes.
+        seed: determines the order and the random changes.
         rank: index of this process.
         world_size: number of processes.
-        num_workers: processes that read images beside this one; 0 for images in memory.
+        num_workers: worker processes that read images; 0 for images in memory.
         extra: further images, such as generated ones.
         extra_share: their share of each batch, rounded to whole images.
 
@@ -157,7 +156,7 @@ class TrainLoader(_Loader):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, from its start; the current epoch goes on where it is."""
+        """Set the epoch of the next iteration, from its start; setting the current epoch again changes nothing."""
         if epoch < 0:
             raise ParameterError(f"TrainLoader needs an epoch ≥ 0: got {epoch}.")
         if epoch != self.epoch:
@@ -190,7 +189,7 @@ class TrainLoader(_Loader):
         return batches.gather(1, places)
 
     def _extra_batches(self, epoch: int) -> Tensor:  # (batches, extra images of a batch)
-        """A piece of an endless sequence of permutations of the extra images, which goes on from epoch to epoch."""
+        """A piece of an endless sequence of permutations of the extra images, which continues from epoch to epoch."""
         count, period = len(self) * self._parts[1], self._samples[1]
         first_round, skipped = divmod(epoch * count, period)
         rounds = range(first_round, first_round + -(-(skipped + count) // period))
@@ -198,11 +197,11 @@ class TrainLoader(_Loader):
         return torch.cat(orders)[skipped : skipped + count].view(len(self), -1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, its batches given so far, and what they depend on; the same in every process."""
+        """The epoch, its number of batches so far, and what they depend on; the same in every process."""
         return {"epoch": self.epoch, "batches": self._batches, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the batches of `state`, which must come from a loader of the same data and settings."""
+        """Continue after the batches of `state`, which must come from a loader of the same data and settings."""
         saved = {key: state.get(key) for key in self._identity()}
         if saved != self._identity():
             raise ParameterError(
@@ -223,7 +222,7 @@ class TrainLoader(_Loader):
 
 
 class EvalLoader(_Loader):
-    """Every sample exactly once, in order, also when several processes share the work.
+    """Yields every sample exactly once, in order, even when several processes share the work.
 
     The n samples are cut into K·world_size consecutive pieces whose sizes differ by at most one; the processes take
     turns. So each has the same number K of batches (collectives cannot hang), none is empty, and no sample is
@@ -232,10 +231,10 @@ class EvalLoader(_Loader):
 
     Args:
         source: images to evaluate.
-        batch_size: largest number of samples of a batch over all processes (more if that gave a process none).
+        batch_size: largest number of samples of a batch over all processes (more if a process would get none).
         rank: index of this process.
         world_size: number of processes.
-        num_workers: processes that read images beside this one; 0 for images in memory.
+        num_workers: worker processes that read images; 0 for images in memory.
 
     >>> from orthogonium.data import EvalLoader, load_dataset
     >>> test = load_dataset("digits").test

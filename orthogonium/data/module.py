@@ -27,19 +27,19 @@ VALIDATION_SPLIT_SEED = 0  # not the seed of the run: runs with different seeds 
 class ImageDataModule(LightningDataModule):
     """Loaders of a dataset, ready for `Trainer.fit`, with pixels in [0, 1] and no normalization.
 
-    Batches are fixed by (seed, epoch, batch index), whatever the number of processes and wherever a run was
+    Batches are determined by (seed, epoch, batch index), whatever the number of processes and wherever a run was
     interrupted (`TrainLoader`); validation and test cover every sample exactly once (`EvalLoader`). The dataset is
     read at construction, so its shape can shape the model and a missing file is reported at once.
 
     Args:
         name: name of a dataset (`load_dataset`), or a dataset.
         root: where its files are.
-        batch_size: samples of a batch over all processes.
+        batch_size: samples per batch over all processes.
         augment: a name of `AUGMENTATIONS` or an `Augmentation`.
-        seed: chooses orders and augmentations.
-        num_workers: processes that read images; for datasets that are not in memory.
-        validation: fraction of the training images held out for validation, the same of each class. With 0 the
-            validation loader gives the test images: then choose nothing by it that you report on them.
+        seed: determines the order and the augmentations.
+        num_workers: worker processes that read images, for datasets that are not in memory.
+        validation: fraction of the training images held out for validation, the same for each class. With 0, the
+            validation loader gives the test images: then use it to choose nothing that you report on them.
         image_size: side in pixels of the images of "image-folder".
         extra: an `.npz` file of further images to train on (`load_npz`).
         extra_share: their share of each batch.
@@ -101,7 +101,7 @@ class ImageDataModule(LightningDataModule):
         self._to_resume = {}
 
     def train_dataloader(self) -> TrainLoader:
-        """The share of this process in shuffled, augmented batches."""
+        """This process's share of the shuffled, augmented batches."""
         self._train_loader = self._new_train_loader()
         if self._to_resume:
             self._train_loader.load_state_dict(self._to_resume)
@@ -109,11 +109,11 @@ class ImageDataModule(LightningDataModule):
         return self._train_loader
 
     def val_dataloader(self) -> EvalLoader:
-        """The share of this process in the images held out for validation (else in the test images)."""
+        """This process's share of the validation images (of the test images if none are held out)."""
         return self._eval_loader(self.validation)
 
     def test_dataloader(self) -> EvalLoader:
-        """The share of this process in the test images."""
+        """This process's share of the test images."""
         return self._eval_loader(self.test)
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,9 +121,9 @@ class ImageDataModule(LightningDataModule):
         return self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let training go on where it was.
+        """Continue training where it was.
 
-        Lightning restores stateful loaders too, but not if something asked for the number of batches before, as
+        Lightning restores stateful loaders too, but not if something has asked for the number of batches before, as
         schedules do (`Trainer.estimated_stepping_batches`); a data module is always restored.
         """
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:

@@ -1,8 +1,8 @@
-"""Further images to train on, from an `.npz` file: arrays `image` (n, height, width, 3), uint8, and `label` (n,).
+"""Additional training images from an `.npz` file: arrays `image` (n, height, width, 3), uint8, and `label` (n,).
 
-So generated images come in the literature: Wang, Pang, Du, Lin, Liu, Yan (2023), "Better diffusion models further
-improve adversarial training". A million of them are 3 GB: an array that was saved without compression
-(`numpy.savez`) stays on disk and is mapped into memory; a compressed one (`numpy.savez_compressed`) is read.
+This is how generated images come in the literature: Wang, Pang, Du, Lin, Liu, Yan (2023), "Better diffusion models
+further improve adversarial training". A million of them take 3 GB: an array that was saved without compression
+(`numpy.savez`) stays on disk and is memory-mapped; a compressed one (`numpy.savez_compressed`) is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orthogonium.data.image_data import ImageSource, unit_pixels
 from orthogonium.errors import DataError
 
 _CONTENTS = "an .npz file with arrays image (n, height, width, channels) of uint8 and label (n,) of whole numbers"
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, …, lengths of the name and of the extra field behind it
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, …, lengths of the name and of the extra field after it
 
 
 class ArrayImages(ImageSource):
@@ -56,7 +56,7 @@ class ArrayImages(ImageSource):
 
 
 def load_npz(path: str | os.PathLike[str], image_shape: tuple[int, int, int], n_classes: int) -> ArrayImages:
-    """The images of an `.npz` file, checked to be of this shape and to have labels below `n_classes`.
+    """The images of an `.npz` file, checked to have this shape and labels below `n_classes`.
 
     Args:
         path: the file; nothing in it is executed.
@@ -64,7 +64,7 @@ def load_npz(path: str | os.PathLike[str], image_shape: tuple[int, int, int], n_
         n_classes: number of classes.
 
     Raises:
-        DataError: the file is absent, cut short or no such file, or its images do not fit.
+        DataError: the file is missing, cut short or not in this format, or its images do not fit.
     """
     file = Path(os.path.expanduser(path))
     if not file.is_file():
@@ -86,7 +86,7 @@ def load_npz(path: str | os.PathLike[str], image_shape: tuple[int, int, int], n_
 
 
 def _array(file: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
-    """An array of the archive, mapped where its bytes stand there as they are."""
+    """An array of the archive, memory-mapped if its bytes are stored as they are."""
     member = archive.getinfo(name)
     with archive.open(member) as stream:
         shape, fortran, dtype = _npy_header(stream)

@@ -1,6 +1,6 @@
 """Pickles that hold data only: no name in them is looked up except those that rebuild a numpy array.
 
-A pickle is a program; an unrestricted load of a downloaded one runs whatever it says.
+A pickle is a program; loading a downloaded one without restrictions runs whatever it says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _encode(text: str, encoding: str = "utf-8") -> bytes:
 def _frombuffer(
     raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"], axis_order: None = None
 ) -> np.ndarray:
-    """How numpy writes arrays into protocol 5, but for arrays with permuted axes (`axis_order`)."""
+    """How numpy writes arrays into protocol 5, except for arrays with permuted axes (`axis_order`)."""
     if axis_order is not None:
         raise pickle.UnpicklingError("arrays with permuted axes are not permitted")
     return np.frombuffer(raw, dtype=dtype).reshape(shape, order=order)
@@ -56,7 +56,7 @@ def load_plain_pickle(raw: bytes, path: str) -> Any:
     """What `raw` holds, if that is nothing but numbers, text, bytes, lists, tuples, dicts and numpy arrays.
 
     Args:
-        raw: the pickle, also of Python 2 (its text becomes bytes).
+        raw: the pickle, possibly from Python 2 (its text becomes bytes).
         path: named in errors.
     """
     damaged = (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, OverflowError)

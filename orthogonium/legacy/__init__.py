@@ -1,7 +1,7 @@
-"""Methods as first published, for comparison; independent of the rest of the library, but for the Cayley transform.
+"""Methods as first published, for comparison; independent of the rest of the library, except the Cayley transform.
 
-Each file is one paper, with its mathematics as functions to test other implementations against. Every class says
-what it guarantees and which defects of the original it keeps.
+Each file covers one paper, with its mathematics as functions against which to test other implementations. Every class
+states what it guarantees and which defects of the original it keeps.
 """
 
 from orthogonium.legacy.almost_orthogonal_conv import AOLConv2d, AOLLinear

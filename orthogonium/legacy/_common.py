@@ -14,7 +14,7 @@ LinearMap = Callable[[Tensor], Tensor]
 
 
 def require_positive(**sizes: int) -> None:
-    """Refuse sizes that are not positive integers, by the name of the argument."""
+    """Refuse sizes that are not positive integers, naming the argument."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ParameterError(
@@ -24,7 +24,7 @@ def require_positive(**sizes: int) -> None:
 
 
 def require_same_padding(name: str, kernel_size: int, padding: int | str | None) -> None:
-    """Refuse paddings that change the image size, for methods whose map must send an image to one of its size."""
+    """Refuse paddings that change the image size, for methods whose outputs must be as large as their inputs."""
     if padding not in (None, "same") and (isinstance(padding, str) or 2 * padding != kernel_size - 1):
         raise GeometryError(
             f"{name}: its guarantee needs outputs of the size of the inputs, i.e. 2·padding = kernel_size − 1; got "
@@ -46,15 +46,15 @@ def downsample(x: Tensor, stride: int) -> Tensor:
 
 
 def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    """X plus one number per channel."""
+    """Add one number per channel to x."""
     return x if bias is None else x + bias.view(-1, 1, 1)
 
 
 class PowerIteration(nn.Module):
     """Estimates the norm of a linear map L, from below: ‖Lv‖ with v ← LᵀLv / ‖LᵀLv‖.
 
-    `v` (batch, …) is a buffer; a batch of maps gets a norm each. Every `every`-th call in training moves it by `steps`
-    iterations. Evaluation runs `eval_steps` more from it and forgets them, so that it is deterministic.
+    `v` (batch, …) is a buffer; each map of a batch gets its own norm. Every `every`-th call in training advances it by
+    `steps` iterations. Evaluation runs `eval_steps` more without keeping them, so it is deterministic.
     The estimate is differentiable in L at fixed v, which is the derivative of the norm once v has converged.
     """
 

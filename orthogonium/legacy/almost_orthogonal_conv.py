@@ -50,12 +50,12 @@ class AOLConv2d(nn.Conv2d):
 
     Paper: Prach & Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks", ECCV 2022.
 
-    Guarantee: 1-Lipschitz, within 1e-6 in float32: any stride, dilation and groups, any zero padding, circular
-    padding that does not enlarge the image.
+    Guarantee: 1-Lipschitz within 1e-6 in float32, for any stride, dilation and groups, with any zero padding, or with
+    circular padding that does not enlarge the image.
 
-    Kept from the original: one step, on the input channels only, blind to the stride, so the norm is well below 1
-    for kernels that are not nearly orthogonal (0.55 to 0.82 for Gaussian 3 × 3). The start is one orthogonal tap in
-    the middle.
+    Kept from the original: one step, on the input channels only, blind to the stride, so the norm is well below 1 for
+    kernels that are not nearly orthogonal (0.55 to 0.82 for Gaussian 3 × 3). The initial kernel is one orthogonal tap
+    in the middle.
 
     >>> layer = AOLConv2d(3, 3, 3, padding=1, bias=False)
     >>> x = torch.randn(1, 3, 4, 4)
@@ -111,7 +111,7 @@ class AOLLinear(nn.Linear):
     """`nn.Linear` whose columns are rescaled until it is 1-Lipschitz; same arguments.
 
     Paper: Prach & Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks", ECCV 2022.
-    Guarantee and what is kept from the original: as for `AOLConv2d`. The start is orthogonal.
+    Guarantee and what is kept from the original: as for `AOLConv2d`. The initial weight is orthogonal.
 
     >>> layer = AOLLinear(4, 3, bias=False)
     >>> x = torch.randn(1, 4)

@@ -29,11 +29,11 @@ def bjorck(
 ) -> Tensor:
     """Orthonormal factor of matrices by Björck & Bowie's iteration X ← (1+β)X − βXXᵀX.
 
-    A higher order takes more terms of `(1 − Q)^(-1/2) = 1 + Q/2 + 3Q²/8 + …` with Q = 1 − XᵀX, where β is ½: singular
-    values up to 1 stay there, and get closer to it with each term.
+    A higher order, where β is always ½, takes more terms of `(1 − Q)^(-1/2) = 1 + Q/2 + 3Q²/8 + …` with Q = 1 − XᵀX:
+    singular values up to 1 never exceed it, and get closer to it with each term.
 
-    With β = ½ and singular values up to 2 none of the result exceeds 1; each σ tends to 1, slowly when it
-    starts small: 20 iterations bring σ = 1e-3 to 0.9999, but σ = 1e-4 only to 0.32.
+    With β = ½ and singular values up to 2, none of the result exceeds 1; each σ tends to 1, slowly if it starts small:
+    20 iterations bring σ = 1e-3 to 0.9999, but σ = 1e-4 only to 0.32.
 
     >>> q = bjorck(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
     >>> torch.allclose(q @ q.T, torch.eye(2), atol=1e-5)
@@ -55,9 +55,9 @@ def bjorck(
 class ScaledBjorck(nn.Module):
     """Björck's iteration on matrices first divided by their norm, which a running power iteration estimates.
 
-    The estimate is from below and Björck diverges for singular values above √3, so it is kept above √‖XXᵀ‖_F / 1.7:
-    the root is an upper bound of the norm, hence nothing exceeds 1.7 however far the weights have moved. Orders above 1
-    diverge above 1 already: there the root itself is the scale.
+    The estimate is from below and Björck diverges for singular values above √3, so it is kept above √‖XXᵀ‖_F / 1.7: the
+    root is an upper bound on the norm, so nothing exceeds 1.7 however far the weights have moved. Orders above 1
+    already diverge above 1: there the root itself is the scale.
     """
 
     def __init__(
@@ -134,15 +134,15 @@ class BCOP(nn.Module):
     Paper: Li et al., "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.
     Built on c = max(in, out) channels and cut, which keeps columns (in ≤ out) or rows (in ≥ out) orthonormal.
 
-    Guarantee: every singular value is 1, circular padding, to 1e-5 in float32 and 1e-12 in float64 while Björck
-    converges. With `padding_mode="zeros"` 1-Lipschitz.
+    Guarantee: with circular padding every singular value is 1, to 1e-5 in float32 and 1e-12 in float64, as long as
+    Björck converges. With `padding_mode="zeros"` it is 1-Lipschitz.
 
     Kept from the original: a fixed number of Björck iterations, unrolled by autograd. If training makes a raw matrix
-    ill-conditioned they stop short; projectors then have eigenvalues in [0, 1] and the layer is
-    1-Lipschitz but no longer orthogonal. `padding` is there for the sake of scripts that give it: images keep their
-    size whatever it says. All matrices are orthonormalised at full size c × c, also those of which half
-    the columns are used. The kernel is rebuilt at every call. Stride is a pixel-unshuffle before a convolution of
-    the same kernel size on in·stride² channels.
+    ill-conditioned, they stop short; projectors then have eigenvalues in [0, 1], and the layer is 1-Lipschitz but no
+    longer orthogonal. `padding` is accepted for the sake of scripts that pass it, but has no effect: images keep their
+    size. All matrices are orthonormalised at full size c × c, even those of which only half the columns are used. The
+    kernel is rebuilt at every call. Stride is a pixel-unshuffle before a convolution of the same kernel size on
+    in·stride² channels.
 
     >>> layer = BCOP(2, 4, kernel_size=3, stride=2)
     >>> layer(torch.randn(1, 2, 8, 8)).shape

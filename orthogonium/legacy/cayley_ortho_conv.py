@@ -82,16 +82,16 @@ class Cayley(nn.Module):
 
     Paper: Trockman & Kolter, "Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.
 
-    Guarantee: every singular value is 1, columns (in·stride² ≤ out) or rows orthonormal; circular padding, any image
-    at least as large as the kernel. To 1e-5 in float32 and 1e-12 in float64.
+    Guarantee: every singular value is 1 (columns orthonormal if in·stride² ≤ out, else rows), to 1e-5 in float32 and
+    1e-12 in float64, with circular padding, on any image at least as large as the kernel.
 
-    Kept from the original: the cost grows with the image (an inverse per frequency, at every call); the
-    spatial kernel is as large as the image, and another one for every image size; eigenvalue −1 is out of reach.
-    `padding` is there for the sake of scripts that give it: images keep their size whatever it says. Stride is a
-    pixel-unshuffle; the convolution after it has kernel_size // stride taps (at least 1).
-    Done right here: scales beyond 32, which turn nothing any further and in float32 lose all digits, are taken back to
+    Kept from the original: the cost grows with the image (an inverse per frequency, at every call); the spatial kernel
+    is as large as the image and differs between image sizes; eigenvalue −1 is out of reach. `padding` is accepted for
+    the sake of scripts that pass it, but has no effect: images keep their size. Stride is a pixel-unshuffle; the
+    convolution after it has kernel_size // stride taps (at least 1).
+    Corrected here: scales beyond 32, which rotate nothing any further and lose all digits in float32, are cut back to
     it. `orthogonium.layers.CayleyConv2d` is the same with groups, any sizes and strides, and a kernel that is kept in
-    eval.
+    eval mode.
 
     >>> layer = Cayley(4, 4, 3)
     >>> x = torch.randn(1, 4, 5, 5)
@@ -136,7 +136,7 @@ class CayleyLinear(nn.Module):
     """Dense layer with the Cayley transform of its weight; all singular values 1, to 1e-5 in float32, 1e-12 in float64.
 
     Paper: Trockman & Kolter, "Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.
-    Kept from the original and done right: as for `Cayley`.
+    Kept from the original and corrected: as for `Cayley`.
 
     >>> x = torch.randn(1, 3)
     >>> torch.allclose(CayleyLinear(3, 5, bias=False)(x).norm(), x.norm())

@@ -26,10 +26,10 @@ class ConvexPotentialLayerLinear(nn.Module):
 
     Paper: Meunier et al., "A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.
 
-    Guarantee: 1-Lipschitz up to the power iteration. Kept from the original: it finds ‖W‖ from below, and an
-    estimate ρ‖W‖ makes the layer (2/ρ² − 1)-Lipschitz. Evaluation runs `eval_niter` iterations, deterministically: at
-    most 1 + 5e-4 over 24 small layers. Training runs `niter` per call, which follows Adam at rate 1e-3 but lags at
-    1e-2 (ρ = 0.89, so 1.5-Lipschitz) and above (2.3 seen): certify in evaluation only.
+    Guarantee: 1-Lipschitz up to the error of the power iteration. Kept from the original: it finds ‖W‖ from below, and
+    an estimate ρ‖W‖ makes the layer (2/ρ² − 1)-Lipschitz. Evaluation runs `eval_niter` iterations, deterministically:
+    at most 1 + 5e-4 over 24 small layers. Training runs `niter` per call, which keeps up with Adam at rate 1e-3 but
+    lags at 1e-2 (ρ = 0.89, so 1.5-Lipschitz) and above (2.3 seen): certify in evaluation mode only.
 
     >>> ConvexPotentialLayerLinear(4, 16)(torch.randn(2, 4)).shape
     torch.Size([2, 4])

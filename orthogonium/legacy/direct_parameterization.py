@@ -76,8 +76,8 @@ class SandwichConv(nn.Module):
     Guarantee: `scale`-Lipschitz with circular padding, within 1e-5 in float32; images at least as large as the kernel.
 
     Kept from the original: the cost grows with the image (a linear solve per frequency and four transforms at every
-    call), ReLU inside. Stride is a pixel-unshuffle; the convolution after it has kernel_size // stride taps (or 1).
-    Done right here: the printed algorithm leaves out Ψ⁻¹ (5.5-Lipschitz where e^d reaches 5.5) and applies A where its
+    call); ReLU inside. Stride is a pixel-unshuffle; the convolution after it has kernel_size // stride taps (or 1).
+    Corrected here: the printed algorithm leaves out Ψ⁻¹ (5.5-Lipschitz where e^d reaches 5.5) and applies A where its
     adjoint is meant (1.62-Lipschitz).
 
     >>> layer = SandwichConv(3, 8, kernel_size=4, stride=2)
@@ -114,7 +114,7 @@ class SandwichFc(nn.Module):
     """Dense sandwich layer, `scale`-Lipschitz within 1e-5 in float32.
 
     Paper: Wang & Manchester, "Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.
-    Kept from the original and done right: as for `SandwichConv`.
+    Kept from the original and corrected: as for `SandwichConv`.
 
     >>> SandwichFc(3, 8)(torch.randn(2, 3)).shape
     torch.Size([2, 8])

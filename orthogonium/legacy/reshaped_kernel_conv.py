@@ -25,10 +25,10 @@ class RKO(nn.Module):
     most ⌈k/s⌉² windows, so the convolution of an orthonormal matrix is ⌈k/s⌉-Lipschitz, which is divided out.
 
     Guarantee: 1-Lipschitz for any zero padding, within 1e-6 in float32. Orthogonal only if windows do not overlap
-    (kernel_size ≤ stride): rows if out ≤ in·k²; columns else, for kernel_size = stride and no padding.
+    (kernel_size ≤ stride): rows if out ≤ in·k², otherwise columns, for kernel_size = stride and no padding.
 
-    Kept from the original: a fixed number of Björck iterations; with overlapping windows many singular values are
-    far below 1. Done right here: for strides the published coefficient of Serrurier et al. (CVPR 2021) uses the average
+    Kept from the original: a fixed number of Björck iterations; with overlapping windows many singular values are far
+    below 1. Corrected here: for strides, the published coefficient of Serrurier et al. (CVPR 2021) uses the average
     overlap, which can be exceeded (1.02-Lipschitz on a constant 3 × 3 kernel); this one uses the largest.
 
     >>> layer = RKO(3, 12, kernel_size=2, stride=2)

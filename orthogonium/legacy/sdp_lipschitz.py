@@ -42,11 +42,11 @@ class SDPBasedLipschitzConvLayer(_SDPBasedLipschitz):
     Paper: Araujo et al., "A Unified Algebraic Perspective on Lipschitz Neural Networks", ICLR 2023. T is diagonal,
     T_ii = Σ_{j, lag} |G_ij[lag]| q_j/q_i with G = WWᵀ.
 
-    Guarantee: 1-Lipschitz, zero padding kernel_size // 2 forth and back, any kernel size; within 1e-5 in float32.
+    Guarantee: 1-Lipschitz within 1e-5 in float32, for any kernel size, with zero padding kernel_size // 2 both ways.
 
-    Kept from the original: ReLU, q ~ N(0, 1) through its absolute value, neither stride nor change of channels.
-    Done right here: published code multiplies and divides by q on the same axis, where it cancels and never trains.
-    |q| + epsilon stands on both sides of the quotient, as the bound needs.
+    Kept from the original: ReLU; q ~ N(0, 1), used through its absolute value; neither stride nor change of channels.
+    Corrected here: published code multiplies and divides by q on the same axis, where it cancels and never trains.
+    |q| + epsilon is on both sides of the quotient, as the bound requires.
 
     >>> layer = SDPBasedLipschitzConvLayer(3, 8)
     >>> layer(torch.randn(1, 3, 5, 5)).shape
@@ -69,7 +69,7 @@ class SDPBasedLipschitzLinearLayer(_SDPBasedLipschitz):
     """Residual dense layer x − 2Wᵀ T⁻¹ ReLU(Wx + b) with W (cout, cin): `cout` is the inner width.
 
     Paper: Araujo et al., "A Unified Algebraic Perspective on Lipschitz Neural Networks", ICLR 2023.
-    Guarantee: 1-Lipschitz, within 1e-5 in float32. Kept from the original and done right: as for the convolution.
+    Guarantee: 1-Lipschitz, within 1e-5 in float32. Kept from the original and corrected: as for the convolution.
 
     >>> SDPBasedLipschitzLinearLayer(4, 16)(torch.randn(2, 4)).shape
     torch.Size([2, 4])

@@ -39,10 +39,10 @@ def unfoldings(kernel: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (co,
 
 
 def fantastic_four(conv_filter: Tensor, num_iters: int | None = None) -> Tensor:  # (co, ci, k1, k2) → scalar
-    """Upper bound √(k1·k2) · min ‖unfolding‖ of the norm of a convolution, over its four `unfoldings`.
+    """Upper bound √(k1·k2) · min ‖unfolding‖ on the norm of a convolution, over its four `unfoldings`.
 
     A certificate for any image size, circular or zero padded: the matrix norms are exact, by SVD. With `num_iters` they
-    are estimated by that many power iterations instead, as first published: from below.
+    are instead estimated from below by that many power iterations, as first published.
 
     >>> fantastic_four(torch.eye(4)[..., None, None])
     tensor(1.)
@@ -66,7 +66,7 @@ def soc_series(
 ) -> Tensor:  # (batch, c, h, w)
     """Implicit exponential Σ_{i ≤ terms} Kⁱx / i!, one convolution per term.
 
-    For a skew K the full series is orthogonal, for zero padding as well as for circular: cropping leaves skewness.
+    For a skew K the full series is orthogonal, with zero as well as circular padding: cropping preserves skewness.
 
     >>> kernel = skew_kernel(torch.randn(3, 3, 3, 3)) / 10
     >>> x = torch.randn(1, 3, 5, 5)
@@ -83,21 +83,21 @@ def soc_series(
 
 
 class SOC(nn.Module):
-    """Exponential of a skew convolution, on c = max(in, out) channels; fewer inputs are zero-filled, fewer outputs cut.
+    """Exponential of a skew convolution on c = max(in, out) channels: inputs are zero-filled, or outputs are cut.
 
     Paper: Singla & Feizi, "Skew Orthogonal Convolutions", ICML 2021.
 
-    Guarantee (3 × 3, power iterations near their limit): in evaluation, 12 terms, no singular value exceeds 1 and none
-    is below 1 − 1e-5, with zero or circular padding.
+    Guarantee (3 × 3, power iterations near their limit): in evaluation, with 12 terms, no singular value exceeds 1 and
+    none is below 1 − 1e-5, with zero or circular padding.
 
     Kept from the original: K is divided by the smallest spectral norm of the four unfoldings and multiplied by
-    `correction`, without the √(k1·k2) of the bound. So ‖K‖ is only ≤ correction·k, 2.1 for 3 × 3 (1.2 to 1.8 seen).
-    Twelve terms do not expand for ‖K‖ ≤ 3.38, which covers 3 × 3; the five of training expand by up to 0.5 % and
+    `correction`, without the √(k1·k2) of the bound. So only ‖K‖ ≤ correction·k holds, 2.1 for 3 × 3 (1.2 to 1.8 seen).
+    Twelve terms do not expand for ‖K‖ ≤ 3.38, which covers 3 × 3; the five used in training expand by up to 0.5 % and
     shrink by up to 2 % at ‖K‖ = 2.1. `fantastic_four` is the sound bound.
-    The spectral norms are power-iteration estimates from below, moved by `update_iters` steps in every `update_freq`-th
-    training call. Rare updates lag behind the optimizer: with `update_freq=200` and 190 steps of Adam, ‖K‖ reached 3.6,
-    the singular values in evaluation 1 + 4e-6 and 1 − 1e-4.
-    Even kernels are refused: their adjoint sits half a pixel off and no kernel of that size is skew. Stride is a
+    The spectral norms are power-iteration estimates from below, advanced by `update_iters` steps in every
+    `update_freq`-th training call. Rare updates lag behind the optimizer: with `update_freq=200` and 190 steps of Adam,
+    ‖K‖ reached 3.6, and the singular values in evaluation reached 1 + 4e-6 and 1 − 1e-4.
+    Even kernels are refused: their adjoint is off by half a pixel, and no kernel of that size is skew. Stride is a
     pixel-unshuffle before a convolution of the same kernel size on in·stride² channels.
 
     >>> layer = SOC(3, 8).eval()

@@ -31,8 +31,8 @@ def _check_not_negative(name: str, value: float) -> None:
 class LALoss(Loss):
     """Logit annealing: `T·(1 − p)^β·(−log p)` with `p = softmax((z − ξ·e_y)/T)_y`.
 
-    The offset `ξ` asks for a margin, the power `β` anneals the gradient of samples that have it, so that capacity goes
-    to the others; `β = 0` is `LossXent`. Lai et al., "Enhancing certified robustness via block reflector orthogonal
+    The offset `ξ` asks for a margin; the power `β` anneals the gradient of samples that have it, so capacity goes to
+    the others. `β = 0` is `LossXent`. Lai et al., "Enhancing certified robustness via block reflector orthogonal
     layers and logit annealing loss" (2025).
 
     Args:
@@ -72,14 +72,14 @@ class LALoss(Loss):
 class EMMALoss(RadiusLoss):
     """Efficient margin maximisation: cross-entropy of the logits an adversary of radius `ε` could reach.
 
-    `CE` over `j` of `z_j − z_y + ε_j·ε·L_yj` with `ε_j = clip((z_y − z_j)/(ε·L_yj), 0.01, 1)`, taken as a constant:
-    each class is given only as much of the radius as brings it level. `L_yj` is `2L` for a classwise head, `√2·L` for a
+    `CE` over `j` of `z_j − z_y + ε_j·ε·L_yj` with `ε_j = clip((z_y − z_j)/(ε·L_yj), 0.01, 1)`, treated as constant:
+    each class gets only as much of the radius as brings it level. `L_yj` is `2L` for a classwise head, `√2·L` for a
     global one, `L‖w_y − w_j‖` if the weight of the head is given. Hu et al., "Unlocking deterministic robustness
     certification on ImageNet" (2023).
 
     Args:
         eps: the radius `ε`, positive.
-        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        L: Lipschitz constant of the network or, with a head weight, of everything before the head.
         last_layer_type: "classwise" or "global".
         reduction: mean, sum or none.
 
@@ -110,10 +110,10 @@ class EMMALoss(RadiusLoss):
 
     def _of_index(self, z: Tensor, y: Tensor, head: Head | Tensor) -> Tensor:
         constants = pair_constants(y, head, self.L)
-        # A fill, not a copy of a number of the host, that accelerators would wait for.
+        # A fill, not a copy of a number from the host, for which accelerators would wait.
         reach = self.eps * (constants.to(z) if isinstance(constants, Tensor) else z.new_full((), constants))
         gaps = of_label(z, y) - z
-        # Equal rows, among them the label itself, have no reach: any share is the same.
+        # Equal rows, among them the label itself, have no reach: any share gives the same result.
         share = (gaps / torch.where(reach > 0, reach, 1.0)).detach().clamp(*self._SHARE)
         attacked = without_label(share * reach - gaps, y, 0.0)
         return -of_label(F.log_softmax(attacked, dim=1), y)[:, 0]
@@ -127,7 +127,7 @@ class CertificateRegularizedLoss(RadiusLoss):
 
     Args:
         gamma: weight `γ` of the radius, at least 0.
-        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        L: Lipschitz constant of the network or, with a head weight, of everything before the head.
         last_layer_type: "classwise" or "global".
         reduction: mean, sum or none.
 

@@ -48,7 +48,7 @@ def soft_violation(
 class CosineLoss(Loss):
     """Negative cosine between logits and label: `−z_y/‖z‖`.
 
-    It does not see the norm of the logits, which a 1-Lipschitz network cannot raise at will. Labels given as
+    It ignores the norm of the logits, which a 1-Lipschitz network cannot raise at will. Labels given as
     probabilities `q` are used as vectors: `−cos(z, q)`.
 
     Args:
@@ -70,13 +70,13 @@ class CosineLoss(Loss):
 class Cosine_VRA_Loss(RadiusLoss):  # the published name
     """Cosine loss and a soft form of verified robust accuracy: `−(1 − γ) cos(z, e_y) + γ Σ_{j≠y} softmax(h)_j h_j`.
 
-    `h_j = relu(ε − (z_y − z_j)/L_yj)` is what the certified radius against class `j` lacks to `ε`; `L_yj` is `2L` for a
-    classwise head, `√2·L` for a global one, `L‖w_y − w_j‖` if the weight of the head is given. Labels given as
-    probabilities `q` enter as `cos(z, q)` and as the expectation of the second term.
+    `h_j = relu(ε − (z_y − z_j)/L_yj)` is how far the certified radius against class `j` falls short of `ε`; `L_yj` is
+    `2L` for a classwise head, `√2·L` for a global one, `L‖w_y − w_j‖` if the weight of the head is given. Labels given
+    as probabilities `q` enter as `cos(z, q)` and as the expectation of the second term.
 
     Args:
         gamma: weight `γ` of the second term, in [0, 1].
-        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        L: Lipschitz constant of the network or, with a head weight, of everything before the head.
         eps: the radius `ε` to reach.
         last_layer_type: "classwise" or "global".
         reduction: mean, sum or none.
@@ -102,7 +102,7 @@ class Cosine_VRA_Loss(RadiusLoss):  # the published name
         self.eps = eps
 
     def forward(self, yp: Tensor, yt: Tensor, gamma: float | None = None, head_weight: Tensor | None = None) -> Tensor:
-        """The loss of logits `yp` and labels `yt`, with another `gamma` for this call if given (a schedule of it).
+        """The loss of logits `yp` and labels `yt`; `gamma`, if given, overrides the stored one (for schedules).
 
         A `head_weight` (classes, features) takes the place of `last_layer_type`.
         """

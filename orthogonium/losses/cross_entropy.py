@@ -83,7 +83,7 @@ class LossXent(Loss):
 class TauCrossEntropyLoss(Loss):
     """Cross-entropy of scaled logits: `CE(τ·z, y)/τ`.
 
-    `τ` sets how far logits must be apart before the loss is satisfied: small values favour accuracy by large margins,
+    `τ` sets how far apart logits must be before the loss is satisfied: small values favour accuracy with large margins,
     large ones accuracy alone. Béthune et al., "Pay attention to your loss" (2022).
 
     Args:

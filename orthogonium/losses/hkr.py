@@ -73,7 +73,7 @@ def _multiclass(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HingeKR(Loss):
-    """What every hinge-KR has: a weight of the hinge, and a margin.
+    """What all hinge-KR losses share: a weight of the hinge and a margin.
 
     Args:
         alpha: weight `α` of the hinge, in [0, 1].

@@ -1,4 +1,4 @@
-"""Hinge-KR of the true class against the rival others: by softmax weights, or by a smooth maximum."""
+"""Hinge-KR of the true class against its rivals, by softmax weights or by a smooth maximum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orthogonium.losses.targets import (
 
 
 class SoftHKRMulticlassLoss(HingeKR):
-    """Hinge-KR in which wrong classes count by a softmax: `(1 − α)·KR + α·hinge`.
+    """Hinge-KR with softmax weights on the wrong classes: `(1 − α)·KR + α·hinge`.
 
     With weights `w_y = 1` and `w_j = softmax_{j≠y}(τ z)_j`, and signed logits `s_y = z_y`, `s_j = −z_j`:
     `KR = −Σ w s` and `hinge = Σ w·relu(m/2 − s)`. The temperature `τ = T·m/μ`, within [0.005, 250], follows the running

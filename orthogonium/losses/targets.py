@@ -1,4 +1,4 @@
-"""What every loss does with its labels, and how values per sample become one.
+"""What all losses share: how they treat labels, and how they reduce values per sample.
 
 Labels are class indices (n,), or probabilities (n, classes): one-hot, smoothed or mixed. A loss `ℓ(z, y)` of an index
 extends to probabilities as the expectation `Σ_k q_k ℓ(z, k)`, unless its docstring gives another formula.
@@ -25,7 +25,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Loss(nn.Module):
-    """A loss with a value for each sample, and a reduction of them.
+    """A loss with one value per sample, and a reduction.
 
     Args:
         reduction: mean, sum or none.
@@ -43,10 +43,10 @@ class Loss(nn.Module):
 
 
 class RadiusLoss(Loss):
-    """A loss of certified radii, which depend on the constant of the network and on its last layer.
+    """A loss on certified radii, which depend on the Lipschitz constant of the network and on its last layer.
 
     Args:
-        L: Lipschitz constant of the network; with a head weight: of everything before the head.
+        L: Lipschitz constant of the network or, with a head weight, of everything before the head.
         last_layer_type: "classwise" or "global".
         reduction: mean, sum or none.
     """
@@ -58,18 +58,18 @@ class RadiusLoss(Loss):
         self.last_layer_type = last_layer_type
 
     def head(self, head_weight: Tensor | None) -> Head | Tensor:
-        """The type of the last layer, or its weight where that is given."""
+        """The type of the last layer, or its weight if that is given."""
         return self.last_layer_type if head_weight is None else head_weight
 
 
 def check_unit_interval(name: str, value: float, remedy: str = "") -> None:
-    """A weight between 0 and 1."""
+    """Check that a weight is between 0 and 1."""
     if not 0 <= value <= 1:
         raise ParameterError(f"{name} is a weight in [0, 1]: got {value}. {remedy}".rstrip())
 
 
 def check_positive(name: str, value: float) -> None:
-    """A positive, finite number."""
+    """Check that a number is positive and finite."""
     if not 0 < value < float("inf"):
         raise ParameterError(f"{name} must be positive and finite: got {value}.")
 
@@ -102,7 +102,7 @@ def expectation(
     logits: Tensor,
     labels: Tensor,  # checked
 ) -> Tensor:  # (n,)
-    """The loss of an index, or its expectation over the classes that have a probability."""
+    """The loss of an index, or its expectation over the classes of positive probability."""
     if labels.dim() == 1:
         return loss(logits, labels)
     rows, classes = labels.nonzero(as_tuple=True)

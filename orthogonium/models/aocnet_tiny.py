@@ -33,12 +33,12 @@ def aocnet_tiny(
     Args:
         image_shape: channels, height, width.
         n_classes: number of logits.
-        parts: its layers and its two ends.
+        parts: the layers of the network and its two ends.
         widths: channels of each stage. All but the first stage halve the image, so with channels that double, as here,
             half of the numbers are kept.
         depth: convolutions of a stage; the first of them has stride 2, and the first stage has one less.
-        kernel_size: of convolutions.
-        stride_kernel: of those with stride 2, if not `kernel_size`; with 2 they are the cheapest.
+        kernel_size: kernel size of the convolutions.
+        stride_kernel: kernel size of those with stride 2, if not `kernel_size`; 2 makes them cheapest.
     """
     shape = check_image("aocnet_tiny", image_shape, n_classes)
     if not widths or depth < 1:

@@ -54,10 +54,10 @@ def aocnet_v1(
         n_classes: number of logits.
         expand_factor: channels inside a block, as a multiple of those outside.
         block_depth: blocks of each stage.
-        kernel_size: of the convolutions of a block, and of those that lead to the next stage.
+        kernel_size: kernel size of the convolutions of a block, and of those that lead to the next stage.
         embedding_dim: channels of the last stage.
-        groups: of the convolutions of a block; None for groups of two channels.
-        skip: wraps a block; None for none.
+        groups: groups of the convolutions of a block; None for groups of two channels.
+        skip: a class that wraps a block, or None.
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         lin: the head, a class with the arguments of `nn.Linear`.

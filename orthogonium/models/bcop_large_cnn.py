@@ -40,8 +40,8 @@ def bcop_large_cnn(
         act: a class that is called without arguments.
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
-        patch_size: kernel size and stride of a convolution in front of the others; 1 for none. Images are continued by
-            zeros to a multiple of it.
+        patch_size: kernel size and stride of a convolution in front of the others; 1 for none. Images are zero-padded
+            to a multiple of it.
     """
     layers, (channels, height, width) = patches("bcop_large_cnn", img_shape, n_classes, patch_size)
     parts = published_parts(conv, act, norm, norm_last=True)

@@ -70,18 +70,18 @@ def conv_mixer_inspired(
         img_shape: channels, height, width.
         dim: channels between blocks.
         depth: number of blocks.
-        kernel_size: of the grouped convolutions.
-        patch_size: kernel size and stride of the first convolution; images are continued by zeros to a multiple.
+        kernel_size: kernel size of the grouped convolutions.
+        patch_size: kernel size and stride of the first convolution; images are zero-padded to a multiple.
         expand_factor: channels inside a block, as a multiple of `dim`.
-        channels_per_group: output channels of a group of the grouped convolutions.
+        channels_per_group: output channels per group of the grouped convolutions.
         n_classes: number of logits.
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
-        depthwise: takes the place of `conv` where a group has one channel and our orthogonal convolution could only
-            shift it; None for adaptive SOC with the same options.
+        depthwise: replaces `conv` where a group has one channel and our orthogonal convolution could only shift it;
+            None for adaptive SOC with the same options.
     """
     layers, (channels, height, width) = patches("conv_mixer_inspired", img_shape, n_classes, patch_size)
     groups = mixer_groups("conv_mixer_inspired", dim * expand_factor, channels_per_group)

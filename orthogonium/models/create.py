@@ -29,12 +29,12 @@ def create_model(
         name: one of `list_models()`; with `pretrained` also one of `list_models(pretrained=True)`.
         image_shape: (channels, height, width); None for the default of the model.
         n_classes: number of logits; None for the default of the model, 10 or 1000.
-        pretrained: whether to load the weights that come with the library, of which there is at most a handful. Their
-            options are taken over, arguments that contradict them are refused, and the model is in eval mode. Another
-            `n_classes` than they were trained for gives a new head, random, on the trained features.
-        lipschitz: what the constant of the network is multiplied by, any positive number: an equal share in each layer
-            that is not inside of a residual block (`orthogonium.layers.spread_constant`).
-        options: of the model, see `describe_model(name).options`.
+        pretrained: whether to load the weights that come with the library, of which there are at most a handful. Their
+            options are adopted, arguments that contradict them are refused, and the model is in eval mode. An
+            `n_classes` other than the one they were trained for gives a new, random head on the trained features.
+        lipschitz: factor by which the constant of the network is multiplied, any positive number, in equal shares in
+            each layer that is not inside a residual block (`orthogonium.layers.spread_constant`).
+        options: options of the model, see `describe_model(name).options`.
 
     >>> from orthogonium.models import create_model
     >>> model = create_model("aocnet_tiny", (1, 8, 8), widths=(8, 16))
@@ -61,8 +61,8 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
     """Names of all models, sorted; or of all trained weights.
 
     Args:
-        pattern: which names, with the wildcards of file names.
-        pretrained: the names of trained weights instead.
+        pattern: which names to list, with the wildcards of file names.
+        pretrained: whether to list the names of trained weights instead.
 
     >>> from orthogonium.models import list_models
     >>> list_models("lip_res*")
@@ -83,9 +83,9 @@ def describe_model(name: str) -> ModelEntry:
 
 
 def describe_pretrained(name: str) -> shipped_weights.Pretrained:
-    """What trained weights are of and what was measured with them: data, accuracy, certified accuracy, recipe.
+    """What trained weights are for and what was measured with them: data, accuracy, certified accuracy, recipe.
 
     Args:
-        name: of weights, or of a model that has been trained once.
+        name: name of the weights, or of a model for which there is one set of them.
     """
     return shipped_weights.choose(name, None, None, {})

@@ -1,4 +1,4 @@
-"""Normalization of images inside a model, so that certified radii refer to the pixels themselves."""
+"""Normalization of images inside a model, so certified radii refer to the pixels themselves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from orthogonium.errors import ParameterError, ShapeError
 class InputNormalization(nn.Module):
     """`(x − mean_c)/std_c` for images (n, c, …).
 
-    The constant is `1/min_c std_c`, which `orthogonium.lipschitz_bound` multiplies into the bound of the model: with
-    `std` None, where only the mean is subtracted, it is 1.
+    Its Lipschitz constant is `1/min_c std_c`, which `orthogonium.lipschitz_bound` multiplies into the bound of the
+    model; with `std=None` only the mean is subtracted, and the constant is 1.
 
     Args:
         channels: number of channels of an image.
         mean: one number for all channels or one for each.
-        std: the same, positive; None does not divide.
+        std: the same, positive; None for no division.
 
     >>> from orthogonium.models.input_normalization import InputNormalization
     >>> layer = InputNormalization(3, mean=0.5, std=(0.25, 0.2, 0.25))

@@ -1,4 +1,4 @@
-"""ConvMixer with a Lipschitz constant of 1: patches, then convolutions that mix space and channels by turns.
+"""ConvMixer with a Lipschitz constant of 1: patches, then convolutions that mix space and channels alternately.
 
 Trockman, Kolter (2022), "Patches are all you need?"; on orthogonal layers as in Boissin et al. (2025), "An adaptive
 orthogonal convolution scheme for efficient and flexible CNN architectures".
@@ -44,12 +44,12 @@ def _convmixer(
     Args:
         image_shape: channels, height, width.
         n_classes: number of logits.
-        parts: its layers and its two ends.
+        parts: the layers of the network and its two ends.
         dim: channels of all convolutions.
-        depth: number of pairs of them.
-        kernel_size: of the convolutions that mix space.
-        channels_per_group: channels that those mix with each other.
-        skip: wraps them, as the blocks of a residual network (`SKIPS`); None for nothing.
+        depth: number of pairs of a spatial and a 1×1 convolution.
+        kernel_size: kernel size of the convolutions that mix space.
+        channels_per_group: number of channels that those mix with each other.
+        skip: how those are wrapped, like the blocks of a residual network (`SKIPS`); None for not at all.
     """
     shape = check_image("lip_convmixer", image_shape, n_classes)
     groups = mixer_groups("lip_convmixer", dim, channels_per_group)

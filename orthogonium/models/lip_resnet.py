@@ -3,8 +3,8 @@
 He, Zhang, Ren, Sun (2016), "Deep residual learning for image recognition"; residual blocks that do not expand as in
 Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN architectures".
 
-`x + f(x)` has constant 2, so that blocks are the wrappers of `orthogonium.layers.residual`. The layers of SLL and CPL
-are residual blocks themselves and get none.
+`x + f(x)` has constant 2, so blocks use the wrappers of `orthogonium.layers.residual`. The layers of SLL and CPL are
+residual blocks themselves and get no wrapper.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SKIP = ClassParam(PrescaledAdditiveResidual, init_val=3.0)
 
 
 def residual(parts: Parts, skip: str | Factory | None, branch: list[nn.Module]) -> nn.Module:
-    """Wrap a branch, unless its layers have skip connections of their own or there shall be none."""
+    """Wrap a branch, unless its layers have skip connections of their own or `skip` is None."""
     inside = nn.Sequential(*branch)
     if parts.residual or skip is None:
         return inside
@@ -74,10 +74,10 @@ def _resnet(
     Args:
         image_shape: channels, height, width.
         n_classes: number of logits.
-        parts: its layers and its two ends.
+        parts: the layers of the network and its two ends.
         widths: channels of each stage.
         depths: number of blocks of each stage.
-        kernel_size: of convolutions.
+        kernel_size: kernel size of the convolutions.
         skip: how a block is wrapped: a key of `SKIPS`, a class that takes a module, or None.
     """
     shape = check_image("lip_resnet", image_shape, n_classes)
@@ -134,7 +134,7 @@ def lip_resnet(
     Args:
         img_shape: channels, height, width.
         n_classes: number of logits.
-        skip: wraps a block.
+        skip: a class that wraps a block.
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         lin: the head, a class with the arguments of `nn.Linear`.

@@ -4,8 +4,8 @@ Menon, Franco, Günnemann (2025), "LipShiFT: a certifiably robust shift-based vi
 Tang, Luo, Zeng (2022), "When shift operation meets vision transformer: an extremely simple alternative to attention
 mechanism".
 
-A circular shift is a permutation of pixels, so that every layer is an isometry and a whole block costs one 1×1
-convolution, to build and to apply.
+A circular shift is a permutation of pixels, so every layer is an isometry and a whole block costs one 1×1 convolution,
+to build and to apply.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def lip_shift_mixer(
     Args:
         image_shape: channels, height, width.
         n_classes: number of logits.
-        parts: its layers and its two ends.
+        parts: the layers of the network and its two ends.
         dim: channels of all convolutions, at least 5: four parts are shifted, the rest stays.
         depth: number of pairs of a shift and a convolution.
-        shift: pixels that each shift moves.
+        shift: pixels by which each shift moves.
     """
     shape = check_image("lip_shift_mixer", image_shape, n_classes)
     if dim < 5 or depth < 1 or shift < 1:

@@ -1,4 +1,4 @@
-"""VGG-16 with a Lipschitz constant of 1: convolutions that stride take the place of max pooling.
+"""VGG-16 with a Lipschitz constant of 1: strided convolutions take the place of max pooling.
 
 Simonyan, Zisserman (2015), "Very deep convolutional networks for large-scale image recognition", on the layers of
 Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN architectures".

@@ -3,8 +3,8 @@
 Hu, Zou, Wang, Leino, Fredrikson (2023), "Unlocking deterministic robustness certification on ImageNet"; the dense
 layers of Hu, Leino, Wang, Fredrikson (2024), "A recipe for improved certifiable robustness".
 
-A block with an activation inside is bounded by 1 + L. A linear one is the convolution of the kernel `I + K`, which is
-divided by a certified bound of its own norm (`SpectralConv2d(residual=True)`), and the activation follows. Orthogonal
+A block with an activation inside is bounded by 1 + L. A linear one is the convolution with the kernel `I + K`, which is
+divided by a certified bound on its own norm (`SpectralConv2d(residual=True)`), and the activation follows. Orthogonal
 dense layers, by Cholesky factors, take over where few pixels are left.
 """
 
@@ -23,7 +23,7 @@ _NECK_STRIDE = 4
 
 
 def linear_residual(parts: ClassifierParts, width: int, kernel_size: int) -> list[nn.Module]:
-    """The convolution by `I + K`, normalized; centering and activation."""
+    """The convolution with `I + K`, normalized; centering and activation."""
     layer = SpectralConv2d(
         width,
         width,
@@ -52,11 +52,11 @@ def liresnet(
     Args:
         image_shape: channels, height, width.
         n_classes: number of logits.
-        parts: its layers but for the residual ones, and its two ends.
+        parts: the layers of the network, except for the residual ones, and its two ends.
         width: channels of the residual blocks.
-        depth: number of them.
-        kernel_size: of convolutions, odd.
-        neck: channels of the convolution of stride 4 that leads to the dense layers; pixels that are left are
+        depth: number of residual blocks.
+        kernel_size: kernel size of the convolutions, odd.
+        neck: channels of the convolution of stride 4 that leads to the dense layers; the remaining pixels are
             flattened.
     """
     shape = check_image("liresnet", image_shape, n_classes)

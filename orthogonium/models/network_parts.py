@@ -4,7 +4,7 @@ An architecture says where a layer stands; `Parts` says which layer that is: one
 name, or any class that is called like `nn.Conv2d` and `nn.Linear`. `ClassifierParts` adds the two ends of a classifier.
 
 Note [Activation inside]
-The layers of some methods (SLL, sandwich, CPL) contain their activation. They get no second one. Those that keep the
+The layers of some methods (SLL, sandwich, CPL) contain their activation and get no second one. Those that keep the
 number of channels and pixels leave strides and changes of channels to others: SLL to "sll-aoc", CPL to "aoc".
 """
 
@@ -96,7 +96,7 @@ def check_image(model: str, image_shape: Sequence[int], n_classes: int) -> Image
 def whole_patches(
     model: str, option: str, patch: int, size: tuple[int, int]
 ) -> tuple[list[nn.Module], tuple[int, int]]:
-    """What continues an image by zeros to a multiple of the patch, if it is none, and its height and width in patches.
+    """Zero padding that extends an image to a multiple of the patch, if needed, and its height and width in patches.
 
     >>> from orthogonium.models.network_parts import whole_patches
     >>> whole_patches("", "", 7, (224, 225))
@@ -114,9 +114,9 @@ def whole_patches(
 
 
 def same_padding(kernel_size: int, stride: int) -> int | str:
-    """Padding for `size/stride` pixels, as the integer that every convolution takes where one gives that.
+    """Padding that gives `size/stride` pixels, as an integer, which every convolution takes, if there is one.
 
-    An even kernel that does not stride has no such integer, and gets "same".
+    An even kernel without stride has no such integer and gets "same".
 
     >>> from orthogonium.models.network_parts import same_padding
     >>> same_padding(3, 1), same_padding(3, 2), same_padding(4, 2), same_padding(4, 1)
@@ -144,9 +144,9 @@ class Parts:
     """The layers of an architecture.
 
     Attributes:
-        method: of convolutions and dense layers, a key of `METHODS`; "aoc" if neither this nor `conv` is given.
-        conv: instead, a class that is called like `nn.Conv2d`; its layers are linear.
-        lin: instead of the dense layer of the method, a class that is called like `nn.Linear`.
+        method: method of convolutions and dense layers, a key of `METHODS`; "aoc" if neither this nor `conv` is given.
+        conv: a class to use instead, called like `nn.Conv2d`; its layers are linear.
+        lin: a class to use instead of the dense layer of the method, called like `nn.Linear`.
         act: a key of `ACTIVATIONS`, or a class that is called without arguments.
         norm: a key of `NORMS`, a class that is called with the number of channels, or None.
         padding_mode: "circular" or "zeros"; None leaves it to `conv`.
@@ -187,7 +187,7 @@ class Parts:
         return make(channels)
 
     def centering(self, channels: int) -> list[nn.Module]:
-        """The normalization for this many channels, if there is one."""
+        """The normalization for this many channels, if any."""
         if self.norm is None:
             return []
         return [NORMS[self.norm](channels) if isinstance(self.norm, str) else self.norm(channels)]
@@ -243,10 +243,10 @@ class ClassifierParts(Parts):
     """The layers of a classifier with its two ends: the options that the families of `create_model` share.
 
     Attributes:
-        patch: size of the blocks of pixels that become channels in front of the first convolution; images of other
-            sizes are continued by zeros to a multiple of it.
-        mean: of the pixels, subtracted inside the model.
-        std: of the pixels, divided by inside the model: the constant of the model becomes `1/min std`.
+        patch: size of the blocks of pixels that become channels before the first convolution; images of other sizes are
+            zero-padded to a multiple of it.
+        mean: mean of the pixels, subtracted inside the model.
+        std: standard deviation of the pixels, divided by inside the model, whose constant becomes `1/min std`.
         pool: "flatten", "avg", "l2" or "max", before the dense layers.
         hidden: outputs of each dense layer before the head.
         head: "global" (OrthoLinear), "classwise" (UnitNormLinear) or a class; by default `lin` or else "global".
@@ -260,7 +260,7 @@ class ClassifierParts(Parts):
     head: str | Factory | None = None
 
     def stem(self, model: str, image_shape: ImageShape) -> tuple[list[nn.Module], ImageShape]:
-        """What comes before the first convolution, if anything, and the shape behind it; `model` is for messages."""
+        """What precedes the first convolution, if anything, and the shape after it; `model` is for error messages."""
         channels, height, width = image_shape
         layers: list[nn.Module] = []
         if self.mean is not None or self.std is not None:

@@ -21,11 +21,11 @@ class Origin:
     """What `create_model` was asked for.
 
     Attributes:
-        name: of the architecture.
+        name: name of the architecture.
         image_shape: (channels, height, width).
         n_classes: number of logits.
-        lipschitz: what the constant of the network was multiplied by.
-        options: as JSON has them, with all defaults that are no code.
+        lipschitz: factor by which the constant of the network was multiplied.
+        options: options as JSON values, including all defaults that are not code.
         code: names of the options that were given as code (classes, functions), which are not remembered: a pickle
             could not hold them.
     """
@@ -65,12 +65,12 @@ def origin_of(model: nn.Module) -> Origin | None:
 
 
 def is_data(value: Any) -> bool:
-    """Whether JSON can hold a value without loss (but for tuples, which become lists)."""
+    """Whether JSON can hold a value without loss (except for tuples, which become lists)."""
     if isinstance(value, list | tuple):
         return all(map(is_data, value))
     return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def as_data(value: Any) -> Any:
-    """A value as JSON has it, independent of the one given: later changes of a list do not reach it."""
+    """A value as JSON has it, independent of the original: later changes to a list do not affect it."""
     return [as_data(v) for v in value] if isinstance(value, list | tuple) else value

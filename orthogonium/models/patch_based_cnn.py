@@ -29,7 +29,7 @@ from orthogonium.models.registry import register
 def patches(
     model: str, img_shape: Sequence[int], n_classes: int, patch_size: int
 ) -> tuple[list[nn.Module], ImageShape]:
-    """What continues an image to a multiple of the patch, if it is none; channels of the image and size in patches."""
+    """Padding of an image to a multiple of the patch, if needed; channels of the image, and its size in patches."""
     channels, *size = check_image(model, img_shape, n_classes)
     layers, (height, width) = whole_patches(model, "patch_size", patch_size, (size[0], size[1]))
     return layers, (channels, height, width)
@@ -56,10 +56,10 @@ def patch_based_cnn(
         img_shape: channels, height, width.
         dim: channels of the convolutions.
         depth: number of convolutions after the first.
-        kernel_size: of these.
-        patch_size: kernel size and stride of the first; images are continued by zeros to a multiple of it.
+        kernel_size: kernel size of those.
+        patch_size: kernel size and stride of the first; images are zero-padded to a multiple of it.
         n_classes: number of logits.
-        groups: of the convolutions after the first.
+        groups: groups of the convolutions after the first.
         conv: a class with the arguments of `nn.Conv2d`.
         act: a class that is called without arguments.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
@@ -97,10 +97,10 @@ def patch_based_expanded_cnn(
         img_shape: channels, height, width.
         dim: channels between blocks.
         depth: number of blocks.
-        kernel_size: of the grouped convolutions.
-        patch_size: kernel size and stride of the first convolution; images are continued by zeros to a multiple.
+        kernel_size: kernel size of the grouped convolutions.
+        patch_size: kernel size and stride of the first convolution; images are zero-padded to a multiple.
         expand_factor: channels inside a block, as a multiple of `dim`.
-        groups: of the convolutions that widen; None for groups of two channels.
+        groups: groups of the convolutions that widen; None for groups of two channels.
         n_classes: number of logits.
         skip: whether blocks are residual, by `PrescaledAdditiveResidual`; or a class that wraps a block.
         conv: a class with the arguments of `nn.Conv2d`.

@@ -1,4 +1,4 @@
-"""What the published factories share: the layers they use where their caller names none, and their `Parts`."""
+"""What the published factories share: their default layers and their `Parts`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class CenteredLast(Parts):
 def published_parts(
     conv: Factory, act: Factory, norm: Factory | None, norm_last: bool = False, *, norm_counts: bool = False
 ) -> Parts:
-    """Layers as their caller made them: border and bias are those of `conv`.
+    """Layers as the caller made them: border and bias are those of `conv`.
 
-    `norm` is called with the number of channels; without any argument where that is all it needs, unless `norm_counts`.
-    Centering by layer must not be followed by linear layers and an average over the image alone: that is constant.
+    `norm` is called with the number of channels, or without arguments if it needs none, unless `norm_counts`. Centering
+    by layer must not be followed by linear layers and an image average alone: the result would be constant.
     """
     if norm is not None and not norm_counts and _is_complete(norm):
         norm = _without_arguments(norm)
@@ -74,7 +74,7 @@ def _without_arguments(factory: Factory) -> Factory:
 def pool_and_flatten(
     pool: Factory | None, channels: int, height: int, width: int
 ) -> tuple[list[nn.Module], int]:  # and the number of features
-    """Pooling of the whole image, if there is one, and the vector it becomes."""
+    """Pooling over the whole image, if any, and flattening to a vector."""
     if pool is None:
         return [nn.Flatten()], channels * height * width
     return [pool(kernel_size=(height, width)), nn.Flatten()], channels

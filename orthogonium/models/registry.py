@@ -23,12 +23,12 @@ class ModelEntry:
         name: what `create_model` takes.
         summary: one sentence.
         provenance: paper and authors.
-        image_shape: the default one, (channels, height, width).
+        image_shape: the default, (channels, height, width).
         n_classes: the default number of classes.
         options: the keywords of `create_model` for this model, with their defaults.
-        large_options: the defaults that take their place for images of more than `SMALL_IMAGE` pixels.
-        types: what they may be.
-        build: the function that makes it, of an image shape, a number of classes and options.
+        large_options: the defaults that replace those for images of more than `SMALL_IMAGE` pixels.
+        types: the types of the options.
+        build: the function that builds it from an image shape, a number of classes and options.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ModelEntry:
     build: Callable[..., nn.Module]
 
     def defaults(self, image_shape: Sequence[int]) -> dict[str, Any]:
-        """The options a model for these images has unless others are given."""
+        """The options of a model for images of this shape, unless others are given."""
         return {**self.options, **(self.large_options if is_large(image_shape) else {})}
 
 
@@ -59,9 +59,9 @@ def register(
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
     """Enter a function `(image shape, number of classes, options…)` under its own name.
 
-    The first line of its docstring is the summary, the second paragraph of the docstring of its module the provenance.
-    Of an argument whose default is a dataclass the fields are options, with the values of that default. `large` are
-    other defaults for large images; the function itself keeps its own ones.
+    The first line of its docstring is the summary; the second paragraph of its module's docstring is the provenance. If
+    the default of an argument is a dataclass, its fields are options, with the values of that default. `large` holds
+    other defaults for large images; the function itself keeps its own.
     """
 
     def enter(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -106,14 +106,14 @@ def register(
 def is_large(image_shape: Sequence[int]) -> bool:
     """Whether images (channels, height, width) have more than `SMALL_IMAGE` pixels.
 
-    Shapes that are none of an image are not: the model says what is wrong with them.
+    Shapes that are not those of an image are not large: the model says what is wrong with them.
     """
     sides = tuple(image_shape)[1:]
     return len(sides) == 2 and all(isinstance(n, int) for n in sides) and sides[0] * sides[1] > SMALL_IMAGE
 
 
 def member(family: Callable[..., nn.Module], name: str, summary: str, **defaults: Any) -> Callable[..., nn.Module]:
-    """A member of a family of models: the function `name`, where `defaults` replace those of its options."""
+    """A member of a family of models: the function `name`, whose options have these `defaults` instead."""
 
     @functools.wraps(family)
     def build(*arguments: Any, **options: Any) -> nn.Module:

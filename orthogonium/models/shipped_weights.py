@@ -1,7 +1,7 @@
-"""Trained weights that come with the library: `weights/NAME.safetensors` and, beside it, `NAME.json` that says of what.
+"""Trained weights that come with the library: `weights/NAME.safetensors`, and `NAME.json` beside it to describe them.
 
-A file holds the state dict, so the raw parameters of constrained layers: the weight of a layer is built from them, and
-a model with trained weights can be trained on.
+A file holds the state dict, and so the raw parameters of constrained layers, from which their weights are built: a
+model with trained weights can be trained further.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FOLDER = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What trained weights are of, and what was measured with them.
+    """What trained weights are for, and what was measured with them.
 
     Attributes:
         name: what `create_model(name, pretrained=True)` takes.
-        model: of the architecture, one of `list_models()`.
+        model: name of the architecture, one of `list_models()`.
         image_shape: (channels, height, width).
         n_classes: number of logits.
-        options: with which the model was made.
+        options: options with which the model was made.
         data: name of the data set.
         accuracy: fraction of correct predictions on its test images.
-        certified_accuracy: the same, certified, by l2 radius.
+        certified_accuracy: certified accuracy on them, by l2 radius.
         recipe: how it was trained.
     """
 
@@ -49,11 +49,11 @@ class Pretrained:
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, n_classes: int | None = None) -> nn.Module:
-        """The model these are weights of, with random ones; maybe for another number of classes."""
+        """The model that these weights are for, with random ones, possibly for another number of classes."""
         return build(self.model, self.image_shape, self.n_classes if n_classes is None else n_classes, self.options)
 
     def differences(self, image_shape: Sequence[int] | None, n_classes: int | None, options: Mapping[str, Any]) -> str:
-        """What a caller asks for and these weights are not; empty if they fit."""
+        """How these weights differ from what the caller asks for; empty if they fit."""
         defaults = find(self.model).defaults(self.image_shape)
         own = {"image_shape": self.image_shape, "n_classes": self.n_classes, **defaults, **self.options}
         asked = {"image_shape": image_shape, "n_classes": n_classes}
@@ -88,7 +88,7 @@ def choose(
     if name in known:
         candidates = [known[name]]
     else:
-        find(name)  # neither a model: says which there are
+        find(name)  # not a model either: the error lists those there are
         candidates = [p for p in known.values() if p.model == name]
     if not candidates:
         raise ParameterError(f"There are no trained weights for model {name!r}. Trained: {listing}.")
@@ -116,7 +116,7 @@ def load(found: Pretrained, n_classes: int | None = None) -> nn.Module:
 
 
 def _head_entries(found: Pretrained, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """What belongs to the module whose sizes depend on the number of classes."""
+    """The entries of the module whose sizes depend on the number of classes."""
     differing = [k for k in own if k in state and state[k].shape != own[k].shape]
     heads = {k.partition(".parametrizations.")[0].removesuffix(".bias").removesuffix(".weight") for k in differing}
     if len(heads) != 1:
@@ -129,7 +129,7 @@ def _head_entries(found: Pretrained, own: Mapping[str, Tensor], state: Mapping[s
 
 
 def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:
-    """Write weights and what they are of; the model must be what `found` says."""
+    """Write the weights and their description; the model must be what `found` says."""
     if str(model) != str(found.build()):
         raise ShapeError(f"The model is not {found.model!r} with options {dict(found.options)}: its layers differ.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ Stages = Sequence[tuple[int, int]]
 
 
 def _kernel_size(conv: Factory) -> int:
-    """The size a caller has put into `conv`, or 3."""
+    """The kernel size that the caller has put into `conv`, or 3."""
     return conv.kwargs.get("kernel_size", 3) if isinstance(conv, ClassParam) else 3
 
 
@@ -100,7 +100,7 @@ def staged_cnn(
         lin: a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         patch_size: kernel size and stride of a convolution in front of the first stage; 1 for none. Images are
-            continued by zeros to a multiple of it.
+            zero-padded to a multiple of it.
     """
     sizes = (patch_size, dim_repeats, dim_nb_dense, n_classes)
     return _staged("staged_cnn", img_shape, *sizes, conv, act, lin, lin, norm, pool)
@@ -125,7 +125,7 @@ def large_staged_cnn(
 
     Args:
         img_shape: channels, height, width.
-        patch_size: kernel size and stride of the first convolution; images are continued by zeros to a multiple.
+        patch_size: kernel size and stride of the first convolution; images are zero-padded to a multiple.
         dim_repeats: channels and number of convolutions of each stage.
         dim_nb_dense: width and number of the dense layers before the head.
         n_classes: number of logits.
@@ -134,8 +134,8 @@ def large_staged_cnn(
         lin: the head, a class with the arguments of `nn.Linear`.
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         pool: a class that is called with `kernel_size`, the size of the last images, or None.
-        dense: the dense layers before the head. Rows of norm 1 are enough for a head only: as a hidden layer such a
-            matrix may expand by the root of its number of rows.
+        dense: the dense layers before the head. Rows of norm 1 suffice only for a head: as a hidden layer, such a
+            matrix may expand by the square root of its number of rows.
     """
     sizes = (patch_size, dim_repeats, dim_nb_dense, n_classes)
     return _staged("large_staged_cnn", img_shape, *sizes, conv, act, dense, lin, norm, pool)

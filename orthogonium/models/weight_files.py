@@ -11,7 +11,7 @@ from orthogonium.errors import CheckpointError, ShapeError, lacking
 
 
 def write_state(state: Mapping[str, Tensor], path: Path) -> None:
-    """Write a state dict, readable by others as the umask says: the library itself lets none.
+    """Write a state dict with the permissions of the umask; the library itself would let nobody else read it.
 
     Tensors that share their memory are written once for each name.
     """
@@ -30,7 +30,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor], weights: str, model: str) -> None:
-    """Refuse a state dict that has not exactly the entries of the model, in their shapes."""
+    """Refuse a state dict whose entries and shapes are not exactly those of the model."""
     wrong = [f"{k} is missing" for k in own if k not in state]
     wrong += [f"{k} is not part of the model" for k in state if k not in own]
     wrong += [
@@ -44,7 +44,7 @@ def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor], weights: s
 
 
 class _Library:
-    """What is used of safetensors."""
+    """The parts of safetensors that are used."""
 
     def __init__(self) -> None:
         from safetensors import SafetensorError

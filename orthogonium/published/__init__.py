@@ -1,1 +1,1 @@
-"""Where scripts for orthogonium 0.0.4 find what they import: `paths` is the table, `helpers` what has no other name."""
+"""What scripts for orthogonium 0.0.4 import: `paths` is the table, `helpers` holds what has no other name."""

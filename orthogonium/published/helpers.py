@@ -1,4 +1,4 @@
-"""Helper functions of 0.0.4 whose arguments differ from those of their counterparts here, in terms of these."""
+"""Helper functions of 0.0.4 whose arguments differ from those of their counterparts here, on which they are built."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fast_batched_matrix_conv(
     m2: Tensor,  # (b, c3, c2/g, *l)
     groups: int = 1,
 ) -> Tensor:  # (b, c3, c1/g, *(k+l−1))
-    """`block_conv` of each pair of kernels: one call, the pairs being groups.
+    """`block_conv` of each pair of kernels: one call, with the pairs as groups.
 
     >>> m1, m2 = torch.randn(2, 4, 3, 3, 3), torch.randn(2, 5, 4, 2, 2)
     >>> fast_batched_matrix_conv(m1, m2).shape
@@ -57,7 +57,7 @@ def block_orth(
 
 
 def compute_delattre2023(X: Tensor, n: int | None = None, n_iter: int = 3) -> Tensor:
-    """Certified bound of the norm of a circular convolution of stride 1 by Gram iteration at each frequency.
+    """Certified bound on the norm of a circular convolution of stride 1 by Gram iteration at each frequency.
 
     On images of n × n pixels, or of any size: `spectral.circular_gram_bound`.
 
@@ -69,8 +69,8 @@ def compute_delattre2023(X: Tensor, n: int | None = None, n_iter: int = 3) -> Te
 
 
 def compute_delattre2024(X: Tensor, n_iter: int = 4) -> Tensor:
-    """Certified bound of the norm of a convolution of stride 1 by Gram iteration on the kernel: `spectral.gram_bound`.
+    """Certified bound on the norm of a convolution of stride 1 by Gram iteration on the kernel: `spectral.gram_bound`.
 
-    It holds for every size of images and for zero padding, too. Taps grow to `2^n_iter (k − 1) + 1` along each axis.
+    It holds for every image size, and for zero padding too. Taps grow to `2^n_iter (k − 1) + 1` along each axis.
     """
     return gram_bound(convolution(X, padding="same"), steps=n_iter).to(X.dtype)

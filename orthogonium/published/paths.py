@@ -2,9 +2,9 @@
 
 Note [Published paths]
 The paths that the paper and the documentation name (`orthogonium.layers.conv.AOC`, `orthogonium.reparametrizers`, …)
-are files, which type checkers see. Below them 0.0.4 had one more level, where things were defined. A path of the table
-is found by `Finder`, which `orthogonium` puts at the end of `sys.meta_path`: it makes a module of the names of the
-table. For Python to ask for something below a file, the file needs a `__path__`, which is empty.
+are files, which type checkers see. Below them, 0.0.4 had one more level, where things were defined. The paths in the
+table are found by `Finder`, which `orthogonium` puts at the end of `sys.meta_path`: it makes a module from the names in
+the table. For Python to look for anything below a file, the file needs a `__path__`, which is empty.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ PATHS: dict[str, dict[str, str]] = {
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds the paths of the table. Note [Published paths]."""
+    """Finds the paths in the table. Note [Published paths]."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module for each path of the table."""
+        """A module for each path in the table."""
         return ModuleSpec(fullname, self) if fullname in PATHS else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Bind the names of the table to what they are here."""
+        """Bind the names in the table to their objects here."""
         names = PATHS[module.__name__]
         for name, place in names.items():
             source, _, own = place.partition(":")

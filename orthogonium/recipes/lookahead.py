@@ -1,4 +1,4 @@
-"""Lookahead: slow weights that follow those of an optimizer, and to which it returns every few steps.
+"""Lookahead: slow weights that follow those of an optimizer, which returns to them every few steps.
 
 Zhang, Lucas, Hinton, Ba (2019), "Lookahead optimizer: k steps forward, 1 step back".
 """
@@ -16,7 +16,7 @@ _COUNT, _SLOW = "lookahead_steps", "lookahead_slow"
 
 
 def check_lookahead(every: int | None, share: float) -> None:
-    """At least two steps ahead, and a share of the way that goes somewhere."""
+    """Check that there are at least two steps between returns, and that the share is in (0, 1]."""
     if every is not None and every < 2:
         raise ParameterError(
             f"lookahead={every}, the steps between two returns to the slow weights, must be at least 2."
@@ -26,11 +26,11 @@ def check_lookahead(every: int | None, share: float) -> None:
 
 
 def look_ahead(optimizer: torch.optim.Optimizer, every: int, share: float) -> torch.optim.Optimizer:
-    """Make an optimizer return: after `every` steps, `slow ← slow + share·(fast − slow)` and `fast ← slow`.
+    """Let an optimizer look ahead: after `every` steps, `slow ← slow + share·(fast − slow)` and `fast ← slow`.
 
-    The slow weights start at those before the first step. They and the count of steps are part of the state of the
-    optimizer, so that its `state_dict` continues both exactly; steps that a gradient scaler leaves out do not count.
-    The optimizer itself is changed and returned.
+    The slow weights start as the weights before the first step. They and the step count are part of the optimizer's
+    state, so its `state_dict` restores both exactly; steps skipped by a gradient scaler do not count.
+    The optimizer is modified in place and returned.
 
     >>> from orthogonium.recipes.lookahead import look_ahead
     >>> weight = torch.nn.Parameter(torch.zeros(()))
@@ -44,7 +44,7 @@ def look_ahead(optimizer: torch.optim.Optimizer, every: int, share: float) -> to
     check_lookahead(every, share)
     for group in optimizer.param_groups:
         group.setdefault(_COUNT, 0)
-    start: dict[Tensor, Tensor] = {}  # weights before a step of those that have no slow ones yet
+    start: dict[Tensor, Tensor] = {}  # weights before a step, where there are no slow ones yet
 
     def before(opt: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for group in opt.param_groups:

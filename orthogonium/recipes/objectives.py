@@ -1,4 +1,4 @@
-"""Losses by name: one explicit table, and the arguments that follow from the network filled in."""
+"""Losses by name: one explicit table, with the arguments that follow from the network filled in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RADII = ("eps", "offset", "min_margin")
 
 
 def radius_option(name: str) -> str:
-    """The option of a loss that says how far from other classes it wants a sample.
+    """The option of a loss that sets how far from other classes it wants a sample to be.
 
     >>> from orthogonium.recipes.objectives import radius_option
     >>> radius_option("emma"), radius_option("logit-annealing")
@@ -48,7 +48,7 @@ def radius_option(name: str) -> str:
 
 
 def loss_parameters(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a loss, by name; `reduction` is not one: training needs the mean."""
+    """The options of a loss, by name, without `reduction`: training needs the mean."""
     if name not in LOSSES:
         raise ParameterError(f"Unknown loss {name!r}: choose one of {', '.join(LOSSES)}.")
     parameters = dict(inspect.signature(LOSSES[name]).parameters)
@@ -57,7 +57,7 @@ def loss_parameters(name: str) -> dict[str, inspect.Parameter]:
 
 
 def create_loss(name: str, options: Mapping[str, Any], *, n_classes: int, head: str = "classwise") -> nn.Module:
-    """A loss of `LOSSES`; number of classes and type of head are taken from the network unless `options` say otherwise.
+    """A loss of `LOSSES`; the number of classes and the type of head are filled in unless `options` say otherwise.
 
     >>> from orthogonium.recipes.objectives import create_loss
     >>> create_loss("emma", {"eps": 0.5}, n_classes=10, head="global").last_layer_type

@@ -28,7 +28,7 @@ _OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable", "maximize
 
 
 def check_optimizer(name: str, options: Mapping[str, Any]) -> None:
-    """A known optimizer with options it has."""
+    """Check that the optimizer is known and has these options."""
     if name not in OPTIMIZERS:
         raise ParameterError(f"Unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}.")
     signature = inspect.signature(OPTIMIZERS[name][0])
@@ -60,9 +60,9 @@ def create_optimizer(
     """An optimizer of `OPTIMIZERS` over two groups: matrices and kernels are decayed, vectors only with `decay_biases`.
 
     Vectors are the biases of layers and of centering (positional ones too, whatever their shape), and the scales of
-    rescaling methods. Running statistics are buffers: no optimizer sees them. Fused kernels are used where the
-    optimizer has them: the loop over parameters costs more than the arithmetic in small networks. With `lookahead` it
-    returns to slow weights after so many steps (`look_ahead`).
+    rescaling methods. Running statistics are buffers: no optimizer sees them. With `fused`, fused kernels are used if
+    the optimizer has them: in small networks the loop over parameters costs more than the arithmetic. With `lookahead`,
+    the optimizer returns to slow weights after that many steps (`look_ahead`).
     """
     check_optimizer(name, options)
     factory, defaults = OPTIMIZERS[name]
@@ -74,7 +74,7 @@ def create_optimizer(
     arguments = {**defaults, **options}
     if "fused" in inspect.signature(factory).parameters:
         arguments["fused"] = fused
-    # the peak rate is kept in the group, so that setting the rate of a step needs nothing else
+    # the peak rate is kept in the group, so setting the rate of a step needs nothing else
     optimizer = factory(
         [{"params": g, "weight_decay": d, "peak_lr": lr} for g, d in zip(groups, decays, strict=True) if g],
         lr=lr,
@@ -84,6 +84,6 @@ def create_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Multiply the peak rate of each group."""
+    """Set the rate of each group to `factor` times its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor

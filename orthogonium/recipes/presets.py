@@ -43,8 +43,8 @@ PRESETS: dict[str, Recipe] = {
         eps=(36 / 255, 72 / 255, 108 / 255, 1.0),
         validate_every=5,
     ),
-    # ImageNet from its folders train/ and val/, on several accelerators: --devices 8 --workers 8. A start that has been
-    # run for a few steps, not to its end
+    # ImageNet from its folders train/ and val/, on several accelerators: --devices 8 --workers 8. A starting point that
+    # has been run for a few steps, not to the end
     "imagenet": Recipe(
         model="aocnet_v1",
         data="image-folder",

@@ -1,10 +1,9 @@
-"""Everything that decides the weights a training run ends in, as one value that can be printed, saved and compared.
+"""Everything that determines the final weights of a training run, as one value to print, save and compare.
 
 Note [A flag is a field]
 The options of `orthogonium train` are the fields of `Recipe`: `early_stop` is `--early-stop`, and the first sentence of
-its line in the docstring is the help of the flag. So errors name the same thing to those who write Python and to those
-who type commands, and a new flag is a new field. `--help` reads this file, which therefore imports torch only to check
-values.
+its line in the docstring is the help of the flag. So errors use the same names in Python and on the command line, and a
+new flag is a new field. `--help` reads this file, which therefore imports torch only to check values.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NAMES_OF_0_1 = {"max_minutes": "minutes", "patience": "early_stop", "radii": "e
 
 
 def _as_json(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy as JSON gives it back (tuples become lists), so that a saved recipe equals the one it was saved from."""
+    """A copy after a round trip through JSON (tuples become lists), so a saved recipe equals the original."""
     try:
         return dict(json.loads(json.dumps(dict(options))))
     except (TypeError, ValueError) as error:
@@ -197,7 +196,7 @@ class Recipe:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether a run ends in its best epoch, instead of its last."""
+        """Whether a run keeps its best epoch instead of its last."""
         return self.early_stop is not None
 
     def replace(self, **changes: Any) -> Recipe:
@@ -205,7 +204,7 @@ class Recipe:
         return Recipe.from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, as values that JSON knows."""
+        """The fields as JSON values."""
         return {**dataclasses.asdict(self), "eps": list(self.eps)}
 
     @classmethod
@@ -226,7 +225,7 @@ class Recipe:
         """The recipe that `to_json` wrote."""
         try:
             fields = json.loads(text)
-        except ValueError as error:  # also of a number too long to read
+        except ValueError as error:  # also raised for a number too long to read
             raise ParameterError(f"A recipe is a JSON object: {error}.") from error
         if not isinstance(fields, dict):
             raise ParameterError(f"A recipe is a JSON object: got {type(fields).__name__}.")

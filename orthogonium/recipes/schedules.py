@@ -16,7 +16,7 @@ _RADIUS_START = 1 / 100  # of the radius: losses divide by it
 
 
 def _half_cosine(t: float) -> float:
-    """From 0 to 1 for t from 0 to 1, flat at both ends."""
+    """Rises from 0 to 1 as t goes from 0 to 1, flat at both ends."""
     return (1 - math.cos(math.pi * t)) / 2
 
 
@@ -28,7 +28,7 @@ def _one_cycle_rise(t: float) -> float:
     return _ONE_CYCLE_START + (1 - _ONE_CYCLE_START) * _half_cosine(t)
 
 
-# name → (factor during warm-up, factor after it), each of a fraction in [0, 1] of that phase
+# name → (factor during warm-up, factor after it), each a function of the fraction in [0, 1] of that phase
 SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "constant": (_linear_rise, lambda t: 1.0),
     "linear": (_linear_rise, lambda t: 1 - t),
@@ -38,7 +38,7 @@ SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] 
 
 
 def check_schedule(name: str, warmup: float) -> None:
-    """A known schedule, and a warm-up that leaves something to anneal."""
+    """Check that the schedule is known and that the warm-up leaves something to anneal."""
     if name not in SCHEDULES:
         raise ParameterError(f"Unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}.")
     if not 0 <= warmup < 1:
@@ -47,7 +47,7 @@ def check_schedule(name: str, warmup: float) -> None:
         raise ParameterError("A one-cycle schedule is half warm-up: give it a share, such as warmup=0.3.")
 
 
-# name → factor during the growth, of a fraction in [0, 1] of it
+# name → factor during the growth, as a function of the fraction in [0, 1] of it
 RADIUS_SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda t: 1.0,
     "linear": _linear_rise,
@@ -56,7 +56,7 @@ RADIUS_SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def check_radius_schedule(name: str, warmup: float) -> None:
-    """A known schedule, and a growth that ends within training."""
+    """Check that the schedule is known and that the growth ends within training."""
     if name not in RADIUS_SCHEDULES:
         raise ParameterError(f"Unknown radius schedule {name!r}: choose one of {', '.join(RADIUS_SCHEDULES)}.")
     if not 0 < warmup <= 1:
@@ -68,9 +68,9 @@ def check_radius_schedule(name: str, warmup: float) -> None:
 def radius_factor(
     name: str,
     warmup: float,
-    progress: float,  # in [0, 1]; beyond it counts as the end
+    progress: float,  # in [0, 1]; larger values count as the end
 ) -> float:
-    """Factor of the radius a loss asks for: from 0.01 it grows to 1 over the fraction `warmup`, and stays.
+    """Factor of the radius a loss asks for: it grows from 0.01 to 1 over the fraction `warmup`, then stays at 1.
 
     A network learns to tell classes apart before it is asked to do so with a margin.
 
@@ -86,7 +86,7 @@ def radius_factor(
 def schedule_factor(
     name: str,
     warmup: float,
-    progress: float,  # in [0, 1]; beyond it counts as the end
+    progress: float,  # in [0, 1]; larger values count as the end
 ) -> float:
     """Factor of the peak learning rate: a rise over the fraction `warmup`, then the decay of the schedule to its end.
 

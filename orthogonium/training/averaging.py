@@ -1,4 +1,4 @@
-"""Exponential moving average of weights: validated and loaded in place of the weights that the optimizer moves."""
+"""Exponential moving average of weights, validated and loaded in place of the weights that the optimizer moves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 
 def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and running statistics: all that has to be averaged for the average to be a network of its own."""
+    """Parameters and running statistics: all that must be averaged for the average to be a network of its own."""
     return {name: value for name, value in model.state_dict(keep_vars=True).items() if value.is_floating_point()}
 
 
 class WeightAverage(Callback):
     """Keeps `w̄ ← w̄ + (1 − d)(w − w̄)` after each optimizer step, with `d = min(decay, (1 + t)/(10 + t))` at step t.
 
-    The smaller weight of the past in the first steps forgets the initial weights. Raw parameters are averaged, so the
-    averaged network satisfies its constraints exactly, and so are the running means of centering, which belong to the
-    weights; counters are not. The optimizer's own weights stay in the network, and in the checkpoint beside the
-    average.
+    The smaller decay of the first steps forgets the initial weights. Raw parameters are averaged, so the averaged
+    network satisfies its constraints exactly; so are the running means of centering, which belong to the weights, but
+    not counters. The optimizer's own weights stay in the network, and in the checkpoint beside the average.
     """
 
     def __init__(self, decay: float) -> None:
@@ -30,14 +29,14 @@ class WeightAverage(Callback):
         self._aside: list[Tensor] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Start from the initial weights, or put what was loaded where the weights are."""
+        """Start from the initial weights, or move a loaded average to the device of the weights."""
         current = _averaged_tensors(pl_module.model)
         source = self.average if self.average is not None else current
         self.average = {name: source[name].detach().to(value.device, copy=True) for name, value in current.items()}
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move the average, once per optimizer step."""
+        """Update the average, once per optimizer step."""
         assert self.average is not None
         if trainer.global_step == self.steps:
             return

@@ -1,4 +1,4 @@
-"""Weights are built once for each optimizer step: for all parts of a batch, and shared among processes."""
+"""Build weights once per optimizer step, for all parts of a batch, and share the builds among processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orthogonium.building import build_once
 
 
 class BuildOnce(Callback):
-    """`build_once` around the passes of each optimizer step, where there are several passes or processes (DDP)."""
+    """Wraps the passes of each optimizer step in `build_once` if there are several passes or processes (DDP)."""
 
     def __init__(self) -> None:
         self._block: ExitStack | None = None

@@ -1,10 +1,10 @@
 """Checkpoints: when they are written, and how they are read back.
 
 Note [Exact resume]
-A checkpoint is written after whole optimizer steps only, since accumulated gradients are not part of it. It holds
-the weights and their average, the optimizer, the position in the epoch, the history, the elapsed time and the state of
-the random generator; learning rate, order of samples and augmentation are functions of these. So in a single process
-the weights a resumed run ends in are those of a run that was never interrupted, bit for bit. A kill at any moment
+Checkpoints are written only after whole optimizer steps, since they do not contain accumulated gradients. They hold the
+weights and their average, the optimizer, the position in the epoch, the history, the elapsed time and the state of the
+random generator; the learning rate, the order of samples and the augmentation are functions of these. So in a single
+process a resumed run ends with the same weights as a run that was never interrupted, bit for bit. A kill at any moment
 leaves the previous checkpoint whole (`RunFolder`).
 """
 
@@ -33,7 +33,7 @@ from orthogonium.training.run_folder import RunFolder, partial, publish
 
 
 class CheckpointWriter(Checkpoint):
-    """Writes `last.ckpt` after each epoch, now and then within, on SIGINT and SIGTERM; `best.ckpt` for the best epoch.
+    """Writes `last.ckpt` after and during epochs and on SIGINT and SIGTERM, and `best.ckpt` for the best epoch.
 
     Note [Exact resume].
     """
@@ -51,7 +51,7 @@ class CheckpointWriter(Checkpoint):
         self._saved_at = pl_module.clock.elapsed
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Save after an optimizer step if it is time or a signal came; where the epoch ends, its end does."""
+        """Save after an optimizer step if it is time or a signal came; the last one of an epoch is saved at its end."""
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
@@ -79,7 +79,7 @@ class CheckpointWriter(Checkpoint):
         last, best = self.folder.last, self.folder.best
         trainer.save_checkpoint(partial(last), weights_only=False)  # by all processes, which wait for each other
         if trainer.is_global_zero:
-            if is_best:  # before the last one: a kill in between repeats the epoch, and writes the same best again
+            if is_best:  # before `last`: a kill in between repeats the epoch and writes the same best again
                 shutil.copyfile(partial(last), partial(best))
                 publish(best)
             publish(last)
@@ -87,7 +87,7 @@ class CheckpointWriter(Checkpoint):
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of a checkpoint of ours, tensors on CPU; nothing in the file is executed."""
+    """The content of a checkpoint of this library, with tensors on the CPU; nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint {path}.")
@@ -114,7 +114,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_recipe(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> Recipe:
-    """The recipe a checkpoint was trained by."""
+    """The recipe a checkpoint was trained with."""
     try:
         return Recipe.from_json(checkpoint[CHECKPOINT_KEY]["recipe"])
     except OrthogoniumError as error:
@@ -131,8 +131,8 @@ class Trained:
         history: a row per epoch.
         image_shape: channels, height and width of its inputs, where known.
         n_classes: number of its logits.
-        seconds: time it was trained for.
-        finished: whether training had come to its end.
+        seconds: training time.
+        finished: whether training was complete.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""The Lightning module: a classifier with a known constant, its loss, its optimizer, its certificates."""
+"""The Lightning module: a classifier with a known Lipschitz constant, its loss, optimizer and certificates."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ CHECKPOINT_FORMAT = 1
 
 
 def certified_key(radius: float) -> str:
-    """Name of the certified accuracy at a radius in histories: `val_certified@0.25`."""
+    """Key of the certified accuracy at a radius in histories, such as `val_certified@0.25`."""
     return f"val_certified@{radius:.4g}"
 
 
 def _input_constant(model: nn.Module) -> float:
-    """Constant of the normalization of images inside the network; all else is taken to be 1-Lipschitz."""
+    """Lipschitz constant of the input normalization inside the network; all else is assumed to be 1-Lipschitz."""
     return math.prod(m.lipschitz_constant for m in model.modules() if isinstance(m, InputNormalization))
 
 
 class LipschitzClassifier(LightningModule):
-    """Trains a network by a recipe and reports its certified accuracy.
+    """Trains a network according to a recipe and reports its certified accuracy.
 
-    The certified accuracy of a history says how training goes: it takes the type of the last layer from the network and
-    the constant of the rest to be `lipschitz_constant`, which only `orthogonium.certify` proves. Where the last layer
-    is of neither known type, only accuracy is reported. What a run needs to continue (history, elapsed time, state of
-    the random generators) travels in the checkpoint.
+    The certified accuracies in the history monitor training: the type of the last layer is read from the network, and
+    the rest is assumed to have the constant `lipschitz_constant`, which only `orthogonium.certify` proves. If the last
+    layer is of neither known type, only accuracy is reported. What a run needs in order to continue (history, elapsed
+    time, state of the random generators) is saved in the checkpoint.
 
     Args:
         recipe: the recipe.
         model: the network; None builds `recipe.model`.
-        image_shape: channels, height and width the network is built for; None is the default of the architecture.
+        image_shape: channels, height and width the network is built for; None for the default of the architecture.
         n_classes: number of logits.
-        lipschitz_constant: of the network on pixels in [0, 1]; None takes that of its input normalization.
+        lipschitz_constant: that of the network on pixels in [0, 1]; None for that of its input normalization.
 
     >>> from torch import nn
     >>> from orthogonium.layers import OrthoLinear
@@ -77,7 +77,7 @@ class LipschitzClassifier(LightningModule):
         self.n_classes = n_classes
         self.head = check_last_linear_layer_type(model)
         self.loss = create_loss(recipe.loss, recipe.loss_options, n_classes=n_classes, head=self.head)
-        self._radius: tuple[str, float] | None = None  # what of the loss grows, and to which value
+        self._radius: tuple[str, float] | None = None  # the option of the loss that grows, and its final value
         if recipe.radius_schedule != "constant":
             option = radius_option(recipe.loss)
             self._radius = option, getattr(self.loss, option)
@@ -95,7 +95,7 @@ class LipschitzClassifier(LightningModule):
         self._total_steps = float("inf")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the running hook here some forty times per step; torch looks at each assignment for
+        # Lightning records the running hook here some forty times per step; torch checks each assignment for
         # parameters.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
@@ -128,14 +128,14 @@ class LipschitzClassifier(LightningModule):
 
     @property
     def monitored(self) -> str:
-        """The entry of histories that says which epoch is best."""
+        """The key of the history by which the best epoch is chosen."""
         if self.recipe.monitor == "accuracy" or self.head == "unknown":
             return "val_accuracy"
         return certified_key(self.recipe.eps[0])
 
     @property
     def training_progress(self) -> float:
-        """How much of the training is done, in [0, 1]: of the steps or of the time, whichever is further."""
+        """Fraction of training that is done, in [0, 1]: of the steps or of the time, whichever is further along."""
         steps = (self.trainer.global_step + 0.5) / self._total_steps
         limit = self.recipe.minutes
         return min(max(steps, 0.0 if limit is None else self.clock.elapsed / (60 * limit)), 1.0)

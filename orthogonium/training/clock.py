@@ -1,10 +1,10 @@
 """Elapsed training time and requests to stop, on which all processes agree.
 
 Note [One clock for all processes]
-Where `minutes` limit training the learning rate follows the time, and checkpoints are written together: processes that
-read their own clocks would take steps of different sizes and wait for each other forever. So the time is read at one
-place, after each optimizer step, and the processes take the largest; the same reduction carries a signal that any of
-them received.
+If `minutes` limits training, the learning rate follows the time, and checkpoints are written together: processes that
+read their own clocks would take steps of different sizes and wait for each other forever. So the time is read in one
+place, after each optimizer step, and all processes take the largest value; the same reduction carries any signal that
+one of them received.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Interrupted(BaseException):
 
 
 class Clock:
-    """Seconds of training, continued over restarts. Note [One clock for all processes]."""
+    """Seconds of training, continued across restarts. Note [One clock for all processes]."""
 
     def __init__(self) -> None:
-        self.elapsed = 0.0  # agreed at the last tick
-        self.signum = 0  # of a signal some process received, agreed at the last tick
+        self.elapsed = 0.0  # agreed on at the last tick
+        self.signum = 0  # of a signal some process received, agreed on at the last tick
         self._received = 0
         self._origin = time.monotonic()
 
     def start(self) -> None:
-        """Count from now on, on top of what has elapsed before."""
+        """Count from now on, on top of the time already elapsed."""
         self._origin = time.monotonic() - self.elapsed
 
     def tick(self, device: torch.device) -> None:
-        """Read the time; a collective operation where there are several processes."""
+        """Read the time; a collective operation if there are several processes."""
         elapsed, received = time.monotonic() - self._origin, self._received
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             # milliseconds as integers: exact, and every backend has them
@@ -54,7 +54,7 @@ class Clock:
         self.elapsed, self.signum = elapsed, received
 
     def listen(self) -> None:
-        """Take the first SIGINT or SIGTERM as a request to stop after the step; the next one acts as it did before."""
+        """Treat the first SIGINT or SIGTERM as a request to stop after the step; the next one has its usual effect."""
         if threading.current_thread() is not threading.main_thread():
             return
         previous: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}

@@ -1,4 +1,4 @@
-"""Training by a recipe: assembles data, network, callbacks and Lightning's trainer."""
+"""Train by a recipe: assemble the data, the network, the callbacks and Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _REMARKS = (
 
 
 class _NoProfiler(PassThroughProfiler):
-    """Lightning times some thirty actions of each step by a generator; here, each is one context that does nothing."""
+    """Lightning times some thirty actions per step with a generator; here, each is one context that does nothing."""
 
     _nothing = nullcontext()
 
@@ -72,7 +72,7 @@ class TrainingResult:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Lightning without its remarks; its warnings are left as they are, up to `_REMARKS`."""
+    """Silence Lightning's remarks; its warnings are left as they are, except for `_REMARKS`."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _find_checkpoint(recipe: Recipe, folder: RunFolder, resume: str | os.PathLike[str] | None) -> Path | None:
-    """The checkpoint to continue, checked to be one of the same recipe; None to start."""
+    """The checkpoint to continue from, checked to have the same recipe; None to start a new run."""
     if resume is None:
         if folder.last.exists():
             raise ParameterError(
@@ -146,7 +146,7 @@ def _whole_steps(data: LightningDataModule, accumulate: int) -> int | None:
 
 
 def load_data(recipe: Recipe, workers: int = 0) -> ImageDataModule:
-    """The data of a recipe, read by so many worker processes."""
+    """The data of a recipe, read by this many worker processes."""
     return ImageDataModule(
         recipe.data,
         recipe.root,
@@ -183,19 +183,19 @@ def fit(
     workers: int = 0,
     dry_run: bool = False,
 ) -> TrainingResult:
-    """Train by a recipe, into a folder.
+    """Train according to a recipe, into a folder.
 
-    The folder receives `last.ckpt` (after each epoch, within long ones, and when the process is asked to stop),
-    `best.ckpt`, `history.csv`, `recipe.json` and `logs/`. A run that ended in the middle, however it ended, is
-    continued with `resume="auto"`; in a single process it then ends in the same weights as if it had never stopped, bit
-    for bit (a run limited by `minutes` depends on the clock, so no two are the same). On SIGINT and SIGTERM the step is
-    finished, a checkpoint is written, and the process leaves with KeyboardInterrupt or exit code 143.
+    The folder receives `last.ckpt` (written after each epoch, during long ones, and when the process is asked to stop),
+    `best.ckpt`, `history.csv`, `recipe.json` and `logs/`. A run that was cut short, for whatever reason, is continued
+    with `resume="auto"`; in a single process it then ends with the same weights as if it had never stopped, bit for bit
+    (a run limited by `minutes` depends on the clock, so no two are the same). On SIGINT or SIGTERM the current step is
+    finished, a checkpoint is written, and the process exits with KeyboardInterrupt or exit code 143.
 
-    Several processes are those of `torch.distributed`, through Lightning: started by torchrun, SLURM, or, from a
-    script, by Lightning itself with `devices` > 1. Each takes its share of every batch and, with DDP, of the builds of
-    constrained weights, which are built once for each optimizer step (`orthogonium.build_once`).
+    Multiple processes run under `torch.distributed`, through Lightning, started by torchrun, by SLURM or, from a
+    script, by Lightning itself with `devices` > 1. Each takes its share of every batch and, with DDP, of building the
+    constrained weights, which happens once per optimizer step (`orthogonium.build_once`).
 
-    On a CPU the process keeps the memory that it frees from then on (`training/memory.py`), which makes steps up to a
+    On a CPU, the process keeps the memory that it frees from then on (`training/memory.py`), which makes steps up to a
     third faster.
 
     Args:
@@ -206,17 +206,17 @@ def fit(
             must be of the recipe's size.
         devices: processes per machine.
         nodes: machines.
-        strategy: Lightning's: "auto", "ddp", …, an object; or "fsdp" to shard parameters.
-        accelerator: Lightning's: "auto", "cpu", "gpu", ….
-        resume: None to start, "auto" to continue the folder's run if there is one, or a checkpoint.
+        strategy: Lightning's ("auto", "ddp", …, or an object), or "fsdp" to shard parameters.
+        accelerator: Lightning's ("auto", "cpu", "gpu", …).
+        resume: None to start a new run, "auto" to continue the folder's run if there is one, or a checkpoint.
         progress: whether to show a progress bar on standard error.
-        tensorboard: whether to log for TensorBoard beside CSV.
+        tensorboard: whether to log for TensorBoard in addition to CSV.
         log_every: optimizer steps between two lines of the logs.
         checkpoint_minutes: minutes between checkpoints within an epoch.
         checkpoint_steps: optimizer steps between checkpoints within an epoch.
         workers: processes that read images, for data that is not in memory.
-        dry_run: whether to stop where training would begin: data, network, loss and devices have been tried by then,
-            and nothing was written. The result then has no history.
+        dry_run: whether to stop where training would begin: by then, data, network, loss and devices have been tried,
+            and nothing has been written. The result then has no history.
 
     Returns:
         The checkpoint and the history.

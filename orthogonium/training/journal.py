@@ -16,7 +16,7 @@ from orthogonium.training.tally import means
 
 
 def create_loggers(folder: RunFolder, tensorboard: bool) -> list[Logger]:
-    """A CSV logger under `folder/logs`, and one for TensorBoard beside it if asked for."""
+    """A CSV logger in `folder/logs` and, if requested, one for TensorBoard beside it."""
     loggers: list[Logger] = [CSVLogger(folder.path, name="logs")]
     if tensorboard:
         try:
@@ -30,7 +30,7 @@ def create_loggers(folder: RunFolder, tensorboard: bool) -> list[Logger]:
 
 
 def write_history(path: Path, history: list[dict[str, float]]) -> None:
-    """The whole history as CSV."""
+    """Write the whole history as CSV."""
     columns = list(dict.fromkeys(key for row in history for key in row))
     with partial(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
@@ -40,13 +40,13 @@ def write_history(path: Path, history: list[dict[str, float]]) -> None:
 
 
 def best_row(history: list[dict[str, float]], key: str) -> int | None:
-    """Index of the first row with the largest value; None where no row has one."""
+    """Index of the first row with the largest value; None if no row has one."""
     rows = [i for i, row in enumerate(history) if key in row]
     return max(rows, key=lambda i: (history[i][key], -i)) if rows else None
 
 
 class Journal(Callback):
-    """Ends each epoch with a row of the history, logs steps between, and refuses losses that are not finite."""
+    """Adds a row to the history after each epoch, logs steps in between, and refuses losses that are not finite."""
 
     def __init__(self, folder: RunFolder, log_every: int) -> None:
         self.folder = folder
@@ -55,13 +55,13 @@ class Journal(Callback):
         self._logged_step = 0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Count anew; validate after the last epoch whatever its number."""
+        """Reset the tally; make sure that the last epoch is validated."""
         pl_module.tally.reset()
         if trainer.current_epoch + 1 == trainer.max_epochs:
             trainer.check_val_every_n_epoch = 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the steps since the last log; that is the only moment the device is waited for."""
+        """Log the steps since the last log; only then does training wait for the device."""
         step = trainer.global_step
         if step == self._logged_step or step % self.log_every:
             return

@@ -1,4 +1,4 @@
-"""The folder of a run: what its files are called, and what they say."""
+"""The folder of a run: the names and contents of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orthogonium.recipes.recipe import Recipe
 class RunFolder:
     """Names and rules of a folder that `fit` trains into.
 
-    Files are written beside their place and moved there, so that a reader or a kill at any moment meets whole ones.
+    Files are written beside their place and then moved there, so they are whole at any moment, even after a kill.
 
     Args:
         path: the folder, which need not exist.
@@ -45,19 +45,19 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The report that the command line ends a run with."""
+        """The report that the command line writes at the end of a run."""
         return self.path / "report.html"
 
     def begin(self, recipe: Recipe) -> None:
-        """Note the recipe of the run."""
+        """Save the recipe of the run."""
         self.recipe_file.write_text(recipe.to_json() + "\n", encoding="utf-8")
 
     def recipe(self) -> Recipe | None:
-        """The recipe of the run that was begun here, if one was."""
+        """The recipe of the run that was started here, if any."""
         return Recipe.read(self.recipe_file) if self.recipe_file.is_file() else None
 
     def result(self, recipe: Recipe | None) -> Path:
-        """The checkpoint a run ends in: the best one if it may stop early, else the last one."""
+        """The checkpoint a run ends with: the best one if it may stop early, else the last one."""
         return self.best if recipe is not None and recipe.keeps_best and self.best.is_file() else self.last
 
     def find_result(self) -> Path:
@@ -67,7 +67,7 @@ class RunFolder:
         return self.result(self.recipe())
 
     def clear(self) -> None:
-        """Remove a run, if there is one; a folder of anything else is refused."""
+        """Remove the run, if there is one; a folder that holds anything else is refused."""
         if not self.path.exists():
             return
         if not self.recipe_file.is_file():
@@ -81,5 +81,5 @@ def partial(path: Path) -> Path:
 
 
 def publish(path: Path) -> None:
-    """Move a file that is written to its place, at once."""
+    """Move a finished file to its place, atomically."""
     os.replace(partial(path), path)

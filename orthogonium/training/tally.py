@@ -1,4 +1,4 @@
-"""Mean loss and accuracy of an epoch, added up on the device: nothing waits for it until it is read."""
+"""Mean loss and accuracy of an epoch, accumulated on the device: nothing waits for it until they are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 class Tally:
     """Sums over the samples of an epoch so far.
 
-    They are part of a checkpoint, so that the numbers of an epoch that was interrupted are those of the whole epoch.
+    They are part of a checkpoint, so the numbers of an epoch that was interrupted still cover the whole epoch.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Tally:
         return means(window)
 
     def reset(self) -> None:
-        """Forget all sums: an epoch begins."""
+        """Reset all sums at the start of an epoch."""
         self.loss, self.hits, self.samples = 0.0, 0, 0
         self._mark = torch.zeros(3)
 
@@ -55,7 +55,7 @@ class Tally:
         return {"loss": self.loss, "hits": self.hits, "samples": self.samples}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Continue from a checkpoint, in the precision it was counted in."""
+        """Continue from a checkpoint, in the precision of its sums."""
         loss, hits = (v.to(device) if isinstance(v, Tensor) else v for v in (state["loss"], state["hits"]))
         self.loss, self.hits, self.samples = loss, hits, state["samples"]
         self._mark = self.totals()
@@ -64,6 +64,6 @@ class Tally:
 def means(
     sums: Tensor,  # (loss, hits, samples)
 ) -> dict[str, float]:
-    """Mean loss and accuracy from sums over samples; nothing where there are none."""
+    """Mean loss and accuracy from sums over samples; empty if there are none."""
     loss, hits, samples = sums.tolist()
     return {"train_loss": loss / samples, "train_accuracy": hits / samples} if samples else {}

@@ -1,4 +1,4 @@
-"""The end of training by the clock."""
+"""Stop training by the clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 
 
 class TimeLimit(Callback):
-    """Reads the clock after each optimizer step, and ends training when the time of its recipe is over.
+    """Reads the clock after each optimizer step, and ends training when the time limit of its recipe is reached.
 
     Note [One clock for all processes].
     """
@@ -30,4 +30,4 @@ class TimeLimit(Callback):
         limit = pl_module.recipe.minutes
         if limit is not None and pl_module.clock.elapsed >= 60 * limit:
             trainer.should_stop = True
-            trainer.check_val_every_n_epoch = 1  # validate what training ends in
+            trainer.check_val_every_n_epoch = 1  # validate the final weights
