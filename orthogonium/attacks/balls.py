@@ -1,10 +1,10 @@
-"""Models seen from unit balls, for libraries that know one radius only.
+"""Models seen from unit balls, for libraries that support only one radius.
 
 Note [One radius for all]
-Libraries attack a batch with one radius, certificates have one for each input. Around the input `x` with radius `r` the
-model is `d ↦ f(x + r·d)`, to be attacked within ‖d‖ ≤ 1. A pixel box is kept by clamping `x + r·d`, which only shortens
-the perturbation. A library that attacks parts of a batch does not say which: then `d` travels with the number of its
-input, written in binary into pixels of further channels, black or white, which no perturbation in the ball can flip.
+Libraries attack a batch with one radius, but certificates have one for each input. Around an input `x` with radius `r`
+the model is `d ↦ f(x + r·d)`, to be attacked within ‖d‖ ≤ 1. Pixels are kept in their box by clamping `x + r·d`, which
+only shortens the perturbation. A library may attack parts of a batch without saying which: then `d` carries the number
+of its input, written in binary as black or white pixels of extra channels, which no perturbation in the ball can flip.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UnitBalls(nn.Module):
         self.radii = inner_radii(images, radii)
 
     def points(self, d: Tensor, index: Tensor | slice = slice(None)) -> Tensor:
-        """Where in the space of images `d` is."""
+        """The point of image space that `d` stands for."""
         return (self.images[index] + self.radii[index] * d).clamp(*self.box)
 
     def forward(self, d: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class UnitBalls(nn.Module):
 
 
 class NumberedUnitBalls(nn.Module):
-    """The same for images `0.5 + scale·d` in [0, 1] with the number of the input in further channels."""
+    """The same for images `0.5 + scale·d` in [0, 1], with the number of the input in extra channels."""
 
     scale = 0.25  # half of what flips a black or white pixel
 
@@ -54,10 +54,10 @@ class NumberedUnitBalls(nn.Module):
         self.start = torch.cat([torch.full_like(balls.images, 0.5), padded.to(balls.images)], dim=1)
 
     def points(self, z: Tensor) -> Tensor:
-        """Where in the space of images `z` is."""
+        """The point of image space that `z` stands for."""
         read = z.detach()[:, self.channels :].flatten(1)[:, : self.bits].round().long()
         number = (read << torch.arange(self.bits, device=z.device)).sum(dim=1)
-        index = number.clamp(max=len(self.balls.images) - 1)  # outside of the ball anything may be read
+        index = number.clamp(max=len(self.balls.images) - 1)  # outside the ball, any number may be read
         return self.balls.points((z[:, : self.channels] - 0.5) / self.scale, index)
 
     def forward(self, z: Tensor) -> Tensor:

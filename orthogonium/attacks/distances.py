@@ -33,12 +33,12 @@ def finite_radii(
     images: Tensor,  # (n, …)
     radii: Tensor,  # (n,)
 ) -> Tensor:  # (n,)
-    """Radii an attack can search: a certificate may be infinite, a search ends a thousand sizes of the input away."""
+    """Radii an attack can search: a certificate may be infinite, but a search ends at 1000 times the input's size."""
     return torch.minimum(radii.double(), 1e3 * (1 + distances(images, torch.zeros_like(images))))
 
 
 def box_of(images: Tensor, bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """The bounds of pixels, infinite if there are none; the images must lie within."""
+    """The bounds of pixels, infinite if none are given; the images must lie within them."""
     if bounds is None:
         return -math.inf, math.inf
     low, high = float(bounds[0]), float(bounds[1])
@@ -56,7 +56,7 @@ def inner_radii(
     images: Tensor,  # (n, …)
     radii: Tensor,  # (n,)
 ) -> Tensor:  # (n, 1, …)
-    """Radii in the dtype of the images, less what the rounding of x + δ may add, so that no point lies outside."""
+    """Radii in the dtype of the images, minus what the rounding of x + δ may add, so no point lies outside."""
     rounding = 4 * torch.finfo(images.dtype).eps
     size = distances(images, torch.zeros_like(images))
     inner = (radii * (1 - rounding) - rounding * size).clamp_min(0)

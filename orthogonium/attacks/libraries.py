@@ -1,7 +1,7 @@
 """Attacks of other libraries: foolbox (Rauber et al. 2020) and AutoAttack (Croce & Hein 2020).
 
-They need the extra `[attack]`. Their results are taken as suggestions: whether a point is of
-another class and how far it lies is checked by the caller.
+They need the extra `[attack]`. Their results are only suggestions: the caller checks whether a point is of another
+class, and how far away it is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from orthogonium.errors import ParameterError, ShapeError, lacking
 
 
 def library(name: str) -> Any:
-    """The module of a library, or a word on how to get it."""
+    """The module of a library, or an error that says how to install it."""
     try:
-        with warnings.catch_warnings():  # about what they import themselves
+        with warnings.catch_warnings():  # about their own imports
             warnings.simplefilter("ignore", DeprecationWarning)
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -50,7 +50,7 @@ class _Module(nn.Module):
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """With torch's generators at `seed`, put back afterwards."""
+    """Context with torch's generators set to `seed`, and restored afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -62,9 +62,9 @@ class Foolbox:
 
     Attributes:
         attack: its class there.
-        smallest: whether it looks for the nearest adversarial point (and knows no radius).
-        steps: how many by default.
-        count: its argument for the number of steps, None where there is none.
+        smallest: whether it looks for the nearest adversarial point (and takes no radius).
+        steps: default number of steps.
+        count: its argument for the number of steps, None if there is none.
         options: further arguments.
     """
 
@@ -82,7 +82,7 @@ class Foolbox:
         radii: Tensor,
         how: AttackOptions,
     ) -> Iterator[Tensor]:
-        """Points it finds, once for each restart."""
+        """The points it finds, once per restart."""
         if how.steps is not None and self.count is None:
             raise ParameterError(f"foolbox's {self.attack} has no steps: leave them out.")
         foolbox = library("foolbox")
@@ -130,7 +130,7 @@ def autoattack(
         run.verbose = False
         run.apgd.n_restarts = run.fab.n_restarts = run.apgd_targeted.n_restarts = 1
         run.fab.n_target_classes = run.apgd_targeted.n_target_classes = min(9, classes - 1)
-        tracer = sys.gettrace()  # it switches tracing off, and with it debuggers and coverage
+        tracer = sys.gettrace()  # AutoAttack turns tracing off, and with it debuggers and coverage
         try:
             with _seeded(how.seed + restart, images.device):
                 z = run.run_standard_evaluation(numbered.start, labels, batch_size=max(1, len(images)))[0]

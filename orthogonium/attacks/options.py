@@ -13,11 +13,11 @@ class AttackOptions:
 
     Attributes:
         method: one of `list_attacks()`.
-        steps: of the attack; its default if None. Attacks that have none refuse a number.
-        restarts: how often it is started, each time from other random points; its default if None.
+        steps: number of steps of the attack; its default if None. Attacks without steps reject a number.
+        restarts: number of starts, each from other random points; the attack's default if None.
         bounds: smallest and largest value of a pixel; by default points may leave the range of images.
-        seed: of all that is random. torch's own generator is left as it was.
-        batch_size: inputs attacked at once.
+        seed: seed for everything random. torch's global generator is left unchanged.
+        batch_size: number of inputs attacked at once.
     """
 
     method: str = "pgd"

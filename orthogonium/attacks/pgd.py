@@ -1,11 +1,11 @@
 """Projected gradient descent in l2 balls, in plain torch (Madry et al. 2018), with a radius for each input.
 
 Note [Where the search looks]
-The first descent starts at the input and descends the margin over all other classes, which may waver between them. The
-next ones start at random points of the sphere and head for one class each, by falling logit at the input: there the
-margin over one class is descended. Steps go along the normalized gradient, so that no scale of logits can hide it, half
-a radius long at first and ever shorter; where the gradient vanishes they go anywhere. A point counts as soon as it is
-passed, and after the search it is drawn back towards the input by bisection while it stays adversarial.
+The first descent starts at the input and decreases the margin over all other classes, which may waver between them. The
+next ones start at random points of the sphere and head for one class each, in order of decreasing logit at the input:
+they decrease the margin over that class. Steps follow the normalized gradient, so no scale of logits can hide it, half
+a radius long at first and ever shorter; where the gradient vanishes they are random. A point counts as soon as it is
+passed; after the search it is moved back towards the input by bisection while it stays adversarial.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def l2_pgd(
     bounds: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Tensor:  # (n, …)
-    """Points of another class in l2 balls around inputs; the input itself where none was found.
+    """Find points of another class in l2 balls around inputs; where none is found, the input itself is returned.
 
-    Inputs that are not of their class to begin with are returned as they are.
+    Inputs that are misclassified to begin with are returned unchanged.
 
     Args:
-        model: from inputs to logits (n, classes), treating samples independently.
+        model: maps inputs to logits (n, classes), treating samples independently.
         images: the inputs.
-        labels: classes to leave.
+        labels: the classes to move away from.
         eps: radius of the balls, one for all or one for each input.
-        steps: of each descent.
+        steps: number of steps of each descent.
         restarts: number of descents: one from the input, the others from random points, each towards one class.
         bounds: smallest and largest value of a pixel; by default points may leave the range of images.
-        seed: decides the random starts.
+        seed: seed of the random starts.
 
     >>> from orthogonium.attacks import l2_pgd
     >>> x = torch.tensor([[1.0, 0.0]] * 2)  # at distance 1/√2 from another class
@@ -67,7 +67,7 @@ def l2_pgd(
     others = logits.scatter(1, labels[:, None], -math.inf).argsort(dim=1, descending=True)[:, :-1]
     found = images.clone()
     for restart in range(restarts):
-        # Drawn for all inputs, so that what is tried at one does not depend on the fate of others.
+        # Drawn for all inputs, so what is tried at one does not depend on the outcome at others.
         noise = torch.randn(images.shape, generator=generator, dtype=torch.float64).to(images)
         index = standing.nonzero().flatten()
         if not len(index):
@@ -92,7 +92,7 @@ def _descend(
     steps: int,
     box: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
-    """Which inputs were fooled on one way, and the first point where each was."""
+    """Which inputs were fooled in one descent, and the first point where each was."""
     fooled, found = torch.zeros(len(x), dtype=torch.bool, device=x.device), x.clone()
     for step in range(steps + 1):
         with torch.enable_grad():
@@ -110,7 +110,7 @@ def _descend(
 
 
 def _ahead(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-    """By how much the label leads: over all other classes, or over the target."""
+    """The margin of the label: over all other classes, or over the target."""
     if target is None:
         return margins(logits, labels)
     return (logits.gather(1, labels[:, None]) - logits.gather(1, target[:, None]))[:, 0]
@@ -121,21 +121,21 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _direction(slope: Tensor, noise: Tensor) -> Tensor:
-    """The normalized slope, or noise where it vanishes (or is none)."""
+    """The normalized slope, or noise where it vanishes or is not finite."""
     size = _norm(slope)
     usable = (size > 0) & size.isfinite()
     return torch.where(usable, slope / size, noise / _norm(noise).clamp_min(torch.finfo(noise.dtype).tiny))
 
 
 def _projected(point: Tensor, x: Tensor, radius: Tensor, low: float, high: float) -> Tensor:
-    """Into the ball around x, then into the box, which moves it towards x."""
+    """Project into the ball around x, then into the box, which moves the point towards x."""
     delta = point - x
     inside = x + delta * (radius / _norm(delta).clamp_min(torch.finfo(x.dtype).tiny)).clamp(max=1)
     return inside if math.isinf(low) and math.isinf(high) else inside.clamp(low, high)
 
 
 def _drawn_back(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, found: Tensor) -> Tensor:
-    """The points, moved towards the inputs as far as they stay adversarial on the way of a bisection."""
+    """The points, moved towards the inputs by bisection as far as they stay adversarial."""
     moved = (found != images).flatten(1).any(dim=1).nonzero().flatten()
     if not len(moved):
         return found

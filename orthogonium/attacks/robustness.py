@@ -1,4 +1,4 @@
-"""What attacks say about a classifier: a curve of accuracy under attack, and whether certificates hold."""
+"""What attacks reveal about a classifier: a curve of accuracy under attack, and whether certificates hold."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class AttackCurve:
 
     Attributes:
         method: name of the attack.
-        eps: the radii, as they were asked for.
-        accuracy: fraction of inputs that withstood at each: an upper bound of the robust accuracy.
-        distances: (n,) of the nearest point of another class found at any radius, ∞ where there was none.
-        points: these points, (n, …), the input where nothing was found; None if they were not kept.
+        eps: the radii, as given.
+        accuracy: fraction of inputs that withstood the attack at each radius: an upper bound of the robust accuracy.
+        distances: (n,) distances to the nearest point of another class found at any radius, ∞ where there was none.
+        points: these points, (n, …), or the input where none was found; None if they were not kept.
         mistaken_for: (n,) the class the model prefers to the label at these points; None if they were not kept.
     """
 
@@ -48,13 +48,13 @@ def empirical_accuracy(
     eps_list: Sequence[float] = (36 / 255, 72 / 255, 108 / 255),
     **options: Any,
 ) -> AttackCurve:
-    """Accuracy under attack at several radii; an input that is broken at one radius is broken at every larger one.
+    """Accuracy under attack at several radii; an input broken at one radius counts as broken at every larger one.
 
     Args:
         model: from inputs to logits (n, classes), in eval mode.
         images: inputs (n, …).
         labels: class indices (n,).
-        eps_list: the radii; 0 gives the accuracy.
+        eps_list: the radii; 0 gives the clean accuracy.
         options: fields of `AttackOptions`.
 
     >>> from orthogonium.attacks import empirical_accuracy
@@ -84,7 +84,7 @@ def empirical_accuracy(
 def _best_other_class(
     model: nn.Module | Callable[[Tensor], Tensor], points: Tensor, labels: Tensor, batch_size: int
 ) -> Tensor:
-    """The class with the largest logit but for the label."""
+    """The class with the largest logit other than the label."""
     found = []
     for x, y in zip(points.split(batch_size), labels.split(batch_size), strict=True):
         found.append(model(x).scatter(1, y[:, None], -math.inf).argmax(1))
@@ -93,15 +93,15 @@ def _best_other_class(
 
 @dataclass(frozen=True)
 class AttackedCertificates:
-    """What `break_certificates` returns; tensors (n,) in the order of the data.
+    """What `break_certificates` returns; tensors have shape (n,), in the order of the data.
 
     Attributes:
         method: name of the attack.
         attacked: which inputs had a certificate (a radius > 0) and were attacked.
-        broken: which of them change their class strictly inside of the attacked fraction of their radius.
-        radii: as they were certified.
-        distances: of the nearest point of another class that was found, ∞ where there was none.
-        points: these points, (n, …); the input where nothing was found.
+        broken: which of them change their class strictly inside the attacked fraction of their radius.
+        radii: the certified radii.
+        distances: distances to the nearest point of another class found, ∞ where there was none.
+        points: these points, (n, …); the input where none was found.
     """
 
     method: str
@@ -124,18 +124,18 @@ def break_certificates(
     fraction: float = 0.999,
     **options: Any,
 ) -> AttackedCertificates:
-    """Attack every input inside its own certified radius: of a valid certificate none is broken.
+    """Attack every input inside its own certified radius: valid certificates cannot be broken.
 
     An input counts as broken only if the point found, at a distance computed in float64 and smaller than `fraction`
-    times the radius, is of another class when the model is called on it again. Inputs that are not of their class and
-    yet have a radius > 0 are broken at distance 0.
+    times the radius, is of another class when the model is called on it again. Misclassified inputs that have a radius
+    > 0 count as broken at distance 0.
 
     Args:
         model: from inputs to logits (n, classes), in eval mode.
         images: inputs (n, …).
-        labels: classes the certificates are about, (n,).
-        radii: certified radii (n,), as in `certify(…).radii`; those ≤ 0 claim nothing.
-        fraction: of the radius, so that the rounding of a perturbation does not matter.
+        labels: the certified classes, (n,).
+        radii: certified radii (n,), such as `certify(…).radii`; those ≤ 0 claim nothing.
+        fraction: fraction of the radius to attack, so that the rounding of a perturbation does not matter.
         options: fields of `AttackOptions`.
 
     >>> from orthogonium.attacks import break_certificates

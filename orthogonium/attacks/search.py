@@ -1,4 +1,4 @@
-"""Attacks by name: what was found, checked independently of who found it."""
+"""Attacks by name: what an attack finds is checked independently of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orthogonium.errors import ParameterError, ShapeError
 
 
 class Attack(Protocol):
-    """Suggests points near inputs, several times if it likes."""
+    """Suggests points near inputs, once or several times."""
 
     def __call__(
         self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, radii: Tensor, how: AttackOptions
@@ -63,14 +63,14 @@ def list_attacks() -> list[str]:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What `attack` returns; tensors (n,) in the order of the data.
+    """What `attack` returns; tensors have shape (n,), in the order of the data.
 
     Attributes:
         method: name of the attack.
         eps: radius allowed at each input.
-        distances: of the nearest point of another class that was found, in float64: 0 where the input itself is not of
-            its class, ∞ where nothing was found. Attacks that look for the nearest point may find it outside of `eps`.
-        points: these points, (n, …); the input where nothing was found.
+        distances: distances to the nearest point of another class found, in float64: 0 where the input itself is
+            misclassified, ∞ where none was found. Attacks that look for the nearest point may find it outside `eps`.
+        points: these points, (n, …); the input where none was found.
     """
 
     method: str
@@ -85,7 +85,7 @@ class AttackResult:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of inputs that withstood."""
+        """Fraction of inputs that withstood the attack."""
         return float((~self.success).double().mean())
 
     def __str__(self) -> str:
@@ -98,15 +98,15 @@ def attack(
     eps: float | Tensor,
     **options: Any,
 ) -> AttackResult:
-    """Look for points of another class near inputs, in the Euclidean norm.
+    """Search for points of another class near inputs, in the Euclidean norm.
 
     A point counts only if the model, called on it once more, prefers another class to the label, at a distance computed
     in float64.
 
     Args:
-        model: from inputs to logits (n, classes), in eval mode.
+        model: maps inputs to logits (n, classes); in eval mode.
         data: a pair (images, labels), or a loader of such pairs.
-        eps: radius, one for all inputs or one for each, (n,).
+        eps: radius, one for all inputs, or one for each, (n,).
         options: fields of `AttackOptions`: `method`, `steps`, `restarts`, `bounds`, `seed`, `batch_size`.
 
     >>> from orthogonium.attacks import attack
@@ -142,7 +142,7 @@ def attack(
 def gathered(
     data: Sequence[Tensor] | Iterable[Sequence[Tensor]], model: nn.Module | Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """All images and labels of a pair or a loader, where the model is and in its dtype."""
+    """All images and labels of a pair or a loader, on the device and in the dtype of the model."""
     single = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
     pairs: list[Any] = [data] if single else list(data)
     if not pairs:
@@ -165,7 +165,7 @@ def _adversarial(model: Callable[[Tensor], Tensor], points: Tensor, labels: Tens
 
 @contextmanager
 def _frozen(model: nn.Module | Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Parameters ask for no gradient: constrained weights are built once, and no gradient is left behind."""
+    """Context without gradients for parameters: constrained weights are built once, and no gradient is left behind."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     asked = [p.requires_grad for p in parameters]
     try:

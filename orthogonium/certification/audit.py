@@ -1,4 +1,4 @@
-"""The audit of a model: every layer with its spectrum, its share of the bound, and what is wrong with it."""
+"""The audit of a model: the spectrum of every layer, its share of the bound, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class AuditRow:
     Attributes:
         name: its place in the model.
         type: its class, or the name of a function.
-        sigma_min: smallest singular value, None where that has no meaning.
-        sigma_max: largest singular value; for kind "guarantee" the largest Jacobian found, a lower bound.
+        sigma_min: smallest singular value, or None where it is not defined.
+        sigma_max: largest singular value; for kind "guarantee", the largest Jacobian norm found, a lower bound.
         kind: "exact" or "upper" (measured), "constant" (known), "guarantee" (stated, and not refuted by Jacobians),
-            "estimate" (too large to be measured), "unbounded".
+            "estimate" (too large to measure), "unbounded".
         stable_rank: ‖A‖_F²/‖A‖₂².
-        contribution: the factor by which it multiplies the bound.
-        bound: of its output, with respect to the input of the model.
+        contribution: the factor it contributes to the bound.
+        bound: Lipschitz bound of its output with respect to the input of the model.
         guarantee: what the layer promises.
         method: how it was measured.
         warnings: what is wrong, and what to use instead.
@@ -68,7 +68,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What `audit` returns: rows in the order of the computation, and the bound of the whole (∞ if there is none)."""
+    """What `audit` returns: rows in order of computation, and the bound of the whole model (∞ if there is none)."""
 
     model: str
     input_shape: tuple[int, ...]
@@ -77,17 +77,17 @@ class AuditReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All warnings, each with the place it belongs to, and once if it is met at each step of a loop."""
+        """All warnings, each with its place in the model; one that recurs at every step of a loop is listed once."""
         texts = (f"{row.name} ({row.type}): {text}" for row in self.rows for text in row.warnings)
         return tuple(dict.fromkeys(texts))
 
     @property
     def worst(self) -> AuditRow | None:
-        """The layer that multiplies the bound most."""
+        """The layer that contributes the largest factor to the bound."""
         return max(self.rows, key=lambda row: 0 if math.isnan(row.contribution) else row.contribution, default=None)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON, also written to `path` if given. Numbers that do not exist, ∞ and NaN are null."""
+        """The report as JSON, also written to `path` if given. Missing numbers, ∞ and NaN become null."""
         text = json.dumps(_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
@@ -113,7 +113,7 @@ class AuditReport:
         return f"Lipschitz constant at most {render.at_most(self.lipschitz_bound)}."
 
     def cells(self) -> list[list[str]]:
-        """The table as text, a row for each layer."""
+        """The table as text, one row per layer."""
         return [
             [
                 row.name,
@@ -134,7 +134,7 @@ class AuditReport:
         return render.text_table(self.title, self.summary, self.cells(), self.warnings)
 
     def show(self) -> None:
-        """Print the report: by rich if it is installed and the output is a terminal, else as plain text."""
+        """Print the report: with rich if it is installed and the output is a terminal, else as plain text."""
         if not (sys.stdout.isatty() and render.rich_table(self.title, self.summary, self.cells(), self.warnings)):
             print(self)
 
@@ -149,13 +149,13 @@ def _finite(x: Any) -> Any:
 
 
 def audit(model: nn.Module, input_shape: Sequence[int]) -> AuditReport:
-    """Measure every layer of a model and say what it contributes to the Lipschitz constant, and which one breaks it.
+    """Measure every layer of a model, what it contributes to the Lipschitz bound, and which layers break the bound.
 
-    Unlike `lipschitz_bound` it does not raise where there is no bound: it lists the cause among the rows.
+    Unlike `lipschitz_bound`, it does not raise if there is no bound: the cause is listed among the rows.
 
     Args:
-        model: any module from one tensor to one tensor. It is left unchanged.
-        input_shape: of one sample, without the batch.
+        model: any module that maps one tensor to one tensor. It is left unchanged.
+        input_shape: shape of one sample, without the batch dimension.
 
     >>> from orthogonium import audit
     >>> from orthogonium.layers import MaxMin, OrthoLinear

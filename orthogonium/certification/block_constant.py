@@ -1,7 +1,7 @@
-"""Blocks `y = Sx + Cσ(Ax + b)` bounded from the kernels they apply, whatever those were meant to be.
+"""Blocks `y = Sx + Cσ(Ax + b)` bounded from the kernels they actually apply, not from those they should apply.
 
 For slopes of σ in [lo, hi] the constant is at most the largest norm of `S + CDA`, D diagonal with entries in [lo, hi].
-Zero padding cuts images, which is one more 0 in D or fewer rows and columns; a circle is the periodic part of the
+Zero padding cuts images, which means more zeros in D or fewer rows and columns; a circle is the periodic part of the
 lattice. So 0 counts among the slopes, and everything is bounded on the infinite lattice (`lattice.py`).
 
 Note [Residual bound]
@@ -15,8 +15,8 @@ to C, one number for each inner channel, and E is what is left.
 
 Note [Wider middle]
 Between K_pre and K_post of a fused block there may be more channels than before them. Then `SAᵀ` is not `K_post Wᵀ`,
-and the fit fails. For any kernels R, S′ and A′, `S + CDA` is `(S′ + CDA′)R` plus `(S − S′R) + CD(A − A′R)`. They are
-taken from the parametrization, if there is one: a bound whatever they are, and a sharp one if they are K_pre, K_post
+and the fit fails. For any kernels R, S′ and A′, `S + CDA` is `(S′ + CDA′)R` plus `(S − S′R) + CD(A − A′R)`. R, S′ and
+A′ are taken from the parametrization, if there is one: the bound holds for any choice, and is sharp for K_pre, K_post
 and W.
 """
 
@@ -47,13 +47,13 @@ from orthogonium.layers.block import LipschitzBlock
 from orthogonium.methods.sll_aoc import FusedKernels
 from orthogonium.spectral.rounding import UNIT, gamma
 
-_NEAR = 1.001  # a bound below this multiple of what the block is meant to have is taken, without a look at others
-_LOST = 1e-100  # more than what numbers that are too small to be squared can contribute
+_NEAR = 1.001  # a bound below this multiple of the intended constant is accepted without trying others
+_LOST = 1e-100  # more than numbers too small to be squared can contribute
 
 
 @dataclass(frozen=True)
 class BlockConstant:
-    """An upper bound of a block's Lipschitz constant, its own rounding included, and how it was found."""
+    """An upper bound of a block's Lipschitz constant, including rounding of the bound itself, and how it was found."""
 
     value: float
     method: str
@@ -63,16 +63,16 @@ class BlockConstant:
 def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tuple[float, float]) -> BlockConstant:
     """Certified upper bound of the Lipschitz constant of a block, from the kernels in its `weight`.
 
-    Frozen, edited, rounded or pruned blocks are bounded as what they are; one that is as it was built has its constant,
-    up to the rounding of its kernels.
+    Frozen, edited, rounded or pruned blocks are bounded as they are; a block that was left as built has its intended
+    constant, up to the rounding of its kernels.
 
     Args:
-        block: whose `forward` is that of its class.
-        input_shape: of one sample, without the batch. The bound does not depend on the size of images.
-        slopes: the least and the largest slope of the activation inside.
+        block: a block whose `forward` is that of its class.
+        input_shape: shape of one sample, without the batch dimension. The bound does not depend on the image size.
+        slopes: the smallest and the largest slope of the activation inside.
 
     Raises:
-        NoBoundError: for NaN or infinite numbers, and where the convolutions do not fit together.
+        NoBoundError: if a number is NaN or infinite, or if the convolutions do not fit together.
 
     >>> from orthogonium.layers.conv.sll import SDPBasedLipschitzResBlock
     >>> block = SDPBasedLipschitzResBlock(4, inner_dim_factor=2)
@@ -93,7 +93,7 @@ def block_constant(block: LipschitzBlock, input_shape: Sequence[int], slopes: tu
     if not _as_meant(bounds, kernels):
         bounds["product of norms"] = _product_bound(kernels, low, high)
     values = torch.stack(list(bounds.values())).nan_to_num(nan=math.inf, posinf=math.inf)
-    # Groups of channels do not meet: each has the best of its bounds.
+    # Groups of channels do not mix: each takes the best of its own bounds.
     least, which = values.min(0)
     value = float(least.amax()) * (1 + gamma(64)) + _LOST
     if not math.isfinite(value):
@@ -106,7 +106,7 @@ def _as_meant(bounds: dict[str, Tensor], kernels: BlockKernels) -> bool:
 
 
 def _never(kernels: BlockKernels) -> Tensor:
-    """The bound where a structure cannot be: in each group infinite."""
+    """The bound where a structure does not apply: infinite for every group."""
     return torch.full((len(kernels.exponents),), math.inf, dtype=torch.float64)
 
 
@@ -137,7 +137,7 @@ def _residual_bound(kernels: BlockKernels, low: float, high: float) -> Tensor:
 
 
 def _fit(product: Tensor, c: Tensor, a: Tensor) -> Tensor:  # → (g, inner)
-    """Positive w with `C ≈ −2SAᵀw²`; where nothing fits, what the lengths of A and C suggest."""
+    """Positive w with `C ≈ −2SAᵀw²`; where no fit exists, the value that the lengths of A and C suggest."""
     axes = (1, *range(3, c.dim()))
     square = -(c * product).sum(axes) / (2 * product.square().sum(axes))
     typical = row_norms(c.transpose(1, 2)) / (2 * row_norms(a))
@@ -188,7 +188,7 @@ def _sandwich_bound(kernels: BlockKernels, low: float, high: float) -> Tensor:
     if apart or set(outer.stride) != {1}:
         return _never(kernels)
     a, c = inner.phases, adjoint(outer.taps)
-    # What the scales are found from makes no difference to the bound, which holds for all of them.
+    # How the scales are found makes no difference to the validity of the bound, which holds for all of them.
     psi = sandwich_scales(a, c / kernels.meant) * math.sqrt(kernels.meant)
     most = [max(k, m) for k, m in zip(a.shape[3:], c.shape[3:], strict=True)]
     scaled = (scale_rows(c, 1 / psi), scale_rows(a, psi))
@@ -199,7 +199,7 @@ def _sandwich_bound(kernels: BlockKernels, low: float, high: float) -> Tensor:
 
 
 def _even(kernels: BlockKernels) -> Tensor:  # (g, inner)
-    """Factors v for which each inner channel has a row of vA as long as its column of `Cv⁻¹`."""
+    """Factors v that make the row of vA as long as the column of `Cv⁻¹` for each inner channel."""
     v = (row_norms(kernels.outer.taps.transpose(1, 2)) / row_norms(kernels.inner.taps)).sqrt()
     return torch.where((v > 0) & (v < math.inf), v, torch.ones_like(v))
 

@@ -1,7 +1,7 @@
-"""Reads a block `y = Sx + Cσ(Ax + b)`: which numbers it multiplies with which pixels.
+"""Reads a block `y = Sx + Cσ(Ax + b)`: which pixels it multiplies by which numbers.
 
 Everything comes from what `forward` uses: the packed `weight` as it is, and the paddings, strides, dilation and groups
-of the convolutions. What they were meant to satisfy plays no role.
+of the convolutions. The constraints they were meant to satisfy play no role.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POINT = Border("zeros", (0,), (0,), (1,), same=True)
 
 
 class NoBoundError(OrthogoniumError):
-    """No finite constant of a block is known."""
+    """No finite Lipschitz constant is known for a block."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Kernel:
         return phases(convolution(self.taps.flatten(0, 1), stride=self.stride, dilation=self.dilation, groups=groups))
 
     def outputs(self, sizes: Sizes, right: Sizes) -> Sizes:
-        """Windows per axis on images of this size, with this padding on the right."""
+        """Number of windows per axis on images of this size, with this padding on the right."""
         axes = zip(sizes, self.left, right, self.taps.shape[3:], self.stride, self.dilation, strict=True)
         return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, a, b, k, s, d in axes)
 
@@ -56,11 +56,11 @@ class BlockKernels:
     Attributes:
         inner: A; its rows, the inner channels, have entries of up to 1 (see `exponents`). Rows that C does not read are
             0.
-        outer: C, alike.
+        outer: C, in the same way.
         skip: S; None for a block without skip connection.
-        aligned: both ways from x to y are convolutions on one lattice, so that their kernels may be multiplied.
+        aligned: whether both paths from x to y are convolutions on one lattice, so their kernels may be multiplied.
         exponents: `(g, inner)`: A is divided, and C multiplied, by 2 to this power.
-        meant: the constant that the block is meant to have: where to look for a bound, which holds whatever it is.
+        meant: the intended constant of the block. It guides the search for a bound, which holds whatever its value.
     """
 
     inner: Kernel
@@ -120,7 +120,7 @@ def _identity(channels: int, groups: int, dims: int, factor: float) -> Kernel:
 
 
 def _check_channels(name: str, channels: int, inner: Kernel, outer: Kernel, skip: Kernel | None) -> None:
-    """Sums of different numbers of channels would broadcast."""
+    """Check that channel counts agree: sums over different numbers of channels would broadcast."""
     groups = len(inner.taps)
     fits = inner.taps.shape[2] * groups == channels and outer.taps.shape[2] == inner.taps.shape[1]
     if skip is not None:
@@ -134,13 +134,13 @@ def _product(a: Sequence[int], b: Sequence[int]) -> Sizes:
 
 
 def _on_circle(kernel: Kernel, circle: Sizes, outputs: Sizes) -> bool:
-    """Whether the windows on a circle of pixels are part of one round of a convolution of that stride."""
+    """Whether the windows on a circle of pixels belong to one turn of a convolution of that stride."""
     axes = zip(circle, outputs, kernel.stride, strict=True)
     return all(n % s == 0 and m * s <= n for n, m, s in axes)
 
 
 def _rescaled(inner: Kernel, outer: Kernel, skip: Kernel | None, aligned: bool, meant: float) -> BlockKernels:
-    """Powers of 2 change sides, which rounds nothing; inner channels that are not heard or not fed are silenced."""
+    """Move powers of 2 from A to C, which rounds nothing; zero inner channels that C ignores or A does not feed."""
     size = inner.taps.flatten(2).abs().amax(2)
     heard = outer.taps.transpose(1, 2).flatten(2).abs().amax(2) > 0
     exponents = torch.frexp(size).exponent * ((size > 0) & heard)

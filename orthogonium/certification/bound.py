@@ -33,14 +33,14 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.wrappers import unwrapped
 from orthogonium.spectral import Quotient, exact_twin, steepest_quotient
 
-_NOISE = 64.0  # units in the last place that an evaluation may be off by, relative to input and output
-_SEARCH = 160  # samples that a bound is compared with: as many as an audit of a deep network can wait for
-_BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and constants may not depend on their number
+_NOISE = 64.0  # units in the last place by which an evaluation may be off, relative to input and output
+_SEARCH = 160  # samples a bound is compared with: as many as an audit of a deep network can afford
+_BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and constants must not depend on the size
 
 
 @dataclass(frozen=True)
 class Head:
-    """The matrix that maps features to outputs, as it was applied, and the bound of the features."""
+    """The matrix that maps features to outputs, as applied, and the Lipschitz bound of the features."""
 
     weight: Tensor  # (outputs, features), float64
     features_bound: float
@@ -48,16 +48,16 @@ class Head:
 
 @dataclass(frozen=True)
 class LipschitzBound:
-    """A number by which no two inputs are moved further apart, and the steps it is made of.
+    """An upper bound of the factor by which a model moves two inputs apart, and the steps it is made of.
 
     Attributes:
-        value: the bound, rounding of its own computation included.
-        steps: the operations that were met, in order.
-        slack: the part of `value` that is rounding, relative to it.
-        steepest: the largest factor by which inputs were seen to move apart, so `steepest ≤ constant ≤ value`.
-        head: the matrix the model ends in, if it does, and the bound of everything before it.
-        error: bounds the rounding of the forward pass, in the arithmetic of the model.
-        reach: the largest norm of an input for which no number on the way can overflow.
+        value: the bound, including the rounding of its own computation.
+        steps: the operations encountered, in order.
+        slack: the part of `value` that is due to rounding, relative to `value`.
+        steepest: the largest factor by which two inputs were seen to move apart, so `steepest ≤ constant ≤ value`.
+        head: the matrix the model ends in, if any, and the bound of everything before it.
+        error: a bound of the rounding error of the forward pass in the model's own arithmetic.
+        reach: the largest norm of an input for which no intermediate number can overflow.
     """
 
     value: float
@@ -77,7 +77,7 @@ class LipschitzBound:
 
 @dataclass(frozen=True)
 class Survey:
-    """Everything a walk has found, bounded or not."""
+    """Everything a walk has found, whether bounded or not."""
 
     value: float
     steps: tuple[Step, ...]
@@ -105,7 +105,7 @@ def sample_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
-    """Walk the model on inputs of this shape (of one sample), with two sizes of the batch."""
+    """Walk the model on inputs of this shape (of one sample), with two batch sizes."""
     if not isinstance(model, nn.Module):
         raise ParameterError(f"Only modules have a bound: got {type(model).__name__}. Wrap a function in an nn.Module.")
     shape = sample_shape(input_shape)
@@ -124,7 +124,7 @@ def survey(model: nn.Module, input_shape: Sequence[int]) -> Survey:
 
 
 def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """An ordinary call, which fails as it would for anybody, and fills caches with ordinary tensors."""
+    """An ordinary call, which fails as it would for any caller, and fills caches with ordinary tensors."""
     dtype, device = kind_of_input(model)
     for batch in _BATCHES:
         places = Places(model)
@@ -134,7 +134,7 @@ def _warm_up(model: nn.Module, shape: tuple[int, ...]) -> None:
         except (RuntimeError, IndexError, NotImplementedError, AssertionError) as error:
             exported = isinstance(model, torch.fx.GraphModule) or isinstance(error, AssertionError)
             if batch != _BATCHES[0] and not exported:
-                return  # because of something it keeps from the first call, which the walk will say
+                return  # because of something kept from the first call, which the walk will report
             raise ShapeError(
                 f"The model does not run on a batch of {batch} inputs of shape {shape} without gradients "
                 f"({places.failed or places.place}): {error} (Exported programs need dynamic_shapes for the batch.)"
@@ -178,7 +178,7 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list
             )
     walk.check_alike(output)
     form = output.form()
-    if math.isinf(form.bound) and not walk.unbounded:  # by way of operations that are known together only
+    if math.isinf(form.bound) and not walk.unbounded:  # through operations that are bounded only in combination
         for base in walk.bases:
             walk.reveal(base)
     rounding = Error()
@@ -188,13 +188,13 @@ def _walked(model: nn.Module, shape: tuple[int, ...], batch: int, measured: list
 
 
 def _drawn() -> tuple[Any, ...]:
-    """The states of generators of random numbers that torch knows nothing of."""
+    """The states of random number generators that torch does not know about."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else repr(numpy.random.get_state())
 
 
 def _in_order(output: Tracked, batch: int) -> bool:
-    """Whether what belongs to a sample is where the sample is."""
+    """Whether the entries that belong to a sample are at the position of that sample."""
     owner = output.owners()
     expected = torch.arange(batch).reshape(-1, *[1] * (owner.dim() - 1))
     return bool(((owner < 0) | (owner == expected)).all())
@@ -240,9 +240,9 @@ def _by_position(base: Base, x: Tensor) -> Tensor:
 
 
 def compared(model: nn.Module, input_shape: Sequence[int], bound: float, error: Error) -> tuple[float, str | None]:
-    """The largest quotient of distances that ascent finds, and what it says against the bound, if it does.
+    """The largest quotient of distances found by ascent, and an objection if it refutes the bound.
 
-    `error` is the rounding of the model, for numbers on the way that are larger than its inputs and outputs.
+    `error` is the rounding of the model, for intermediate numbers that are larger than its inputs and outputs.
     """
     model = unwrapped(model)
     dtype, device = kind_of_input(model)
@@ -271,7 +271,7 @@ def compared(model: nn.Module, input_shape: Sequence[int], bound: float, error: 
 
 
 def _explained(found: Quotient, error: Error, unit: float) -> float:
-    """How much of a quotient the rounding along the walk may explain, in an arithmetic of another unit."""
+    """How much of a quotient the rounding along the walk may explain, in arithmetic with another unit roundoff."""
     ends = [end.double().flatten() for end in (found.x, found.y)]
     distance, norms = float((ends[0] - ends[1]).norm()), sum(float(end.norm()) for end in ends)
     constant, slope = error.proved
@@ -282,9 +282,9 @@ def _explained(found: Quotient, error: Error, unit: float) -> float:
 def _arithmetics(
     model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], torch.dtype]]:
-    """The model in its own arithmetic, if that has digits enough to judge by, and in float64.
+    """The model in its own arithmetic, if that has enough digits to judge by, and in float64.
 
-    The last one counts where they disagree: the bound is one of exact arithmetic.
+    Where they disagree the last one counts: the bound refers to exact arithmetic.
     """
     fine = torch.finfo(dtype).eps <= torch.finfo(torch.float32).eps
     if fine:
@@ -297,24 +297,24 @@ def _arithmetics(
 
 
 def _copied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The function of a copy of its input, which it may change in place."""
+    """The function applied to a copy of its input, which it may change in place."""
     return lambda x: fn(x * 1)
 
 
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
-    """A certified upper bound of the Lipschitz constant of any model in the Euclidean norm, for inputs of one shape.
+    """Certified upper bound of the Lipschitz constant of any model in the Euclidean norm, for inputs of a given shape.
 
-    The model is run once and every operator met is bounded (see `walk`): series multiply, sums add, concatenation is
-    √Σ² (less where disjoint pieces are joined again), linear layers are measured, ours too, and functions have known
-    constants. Eval mode is what is usually meant. Quotients found by ascent are compared with the result.
+    The model is run once and every operator is bounded (see `walk`): constants multiply in series, add in sums, and
+    become √Σ² in concatenations (less where disjoint pieces are rejoined). Linear layers are measured, even ours;
+    functions have known constants. Eval mode is usually wanted. Quotients found by ascent are compared with the result.
 
     Args:
-        model: any module from one tensor to one tensor. It is left unchanged.
-        input_shape: of one sample, without the batch.
+        model: any module that maps one tensor to one tensor. It is left unchanged.
+        input_shape: shape of one sample, without the batch dimension.
 
     Raises:
-        UnboundedError: with every operation that has no bound, its place and what to use instead.
-        TraceError: if what the model computes depends on values.
+        UnboundedError: lists every operation that has no bound, its place and what to use instead.
+        TraceError: if the values of the input decide what the model computes.
 
     >>> from orthogonium import lipschitz_bound
     >>> from torch import nn

@@ -1,26 +1,26 @@
-"""Certificates of a classifier on data: how far each input may be moved without changing its class.
+"""Certificates of a classifier on data: how far each input may be moved without a change of class.
 
 Note [What is deducted]
-A radius is a margin divided by a Lipschitz constant. Both are numbers a computer has rounded:
+A radius is a margin divided by a Lipschitz constant. Both are rounded numbers:
 
-- the constant is an upper bound with the rounding of its own computation included (`LipschitzBound.slack`);
-- the logits are computed in the arithmetic of the model, and so will be those of a perturbed input, on another day
-  perhaps with another batch size. The error of a difference of two logits is deducted twice, once for the input and
-  once for its perturbation (`Certificates.forward_errors`, one for each sample):
+- the constant is an upper bound that includes the rounding of its own computation (`LipschitzBound.slack`);
+- the logits are computed in the arithmetic of the model, and so are those of a perturbed input, perhaps later and with
+  another batch size. The error of a difference of two logits is deducted twice, once for the input and once for its
+  perturbation (`Certificates.forward_errors`, one for each sample):
 
   `rounding="measured"`: four times the largest deviation of the sample's logits from the same computation in float64,
-  and the floor of Note [Rounding along the walk] on top, for inputs at which nothing happens to be rounded. A
-  measurement with a margin, not a proof. All in all `certify` takes about four times the inference. With `stride=k`
-  only every k-th batch is measured, and its largest deviation is taken for the others.
-  `rounding="proved"`: the a-priori bound of the same note, for every order of summation. No measurement, and larger.
+  plus the floor of Note [Rounding along the walk], for inputs at which nothing happens to be rounded. A measurement
+  with a margin, not a proof. All in all, `certify` takes about four times as long as inference. With `stride=k` only
+  every k-th batch is measured, and the largest deviation found is used for the others.
+  `rounding="proved"`: the a-priori bound of the same note, for every order of summation: no measurement, but larger.
 
-- inputs of more digits than the model has are moved by the cast, and their perturbations too;
+- inputs with more digits than the dtype of the model are moved by the cast, and so are their perturbations;
 - the radius itself is rounded down;
-- nothing is certified for inputs whose norm is so large that a number on the way may overflow (`LipschitzBound.reach`).
+- nothing is certified for inputs so large that an intermediate number may overflow (`LipschitzBound.reach`).
 
-Note [Self-refutation] Before certificates are handed out, some of them are attacked by the certifier itself: a few
-gradient steps towards another class within 0.99 of the radius, and the samples alone, in a batch of another size. One
-success raises `RefutedError`.
+Note [Self-refutation] Before certificates are returned, the certifier itself attacks some of them: by a few gradient
+steps towards another class within 0.99 of the radius, and by running the samples alone, in a batch of another size. A
+single success raises `RefutedError`.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.wrappers import unwrapped
 
 Rounding = Literal["measured", "proved"]
-_DOWN = 1 - 1e-12  # more than the rounding of a distance and a quotient in float64
+_DOWN = 1 - 1e-12  # covers the rounding of a distance and a quotient in float64
 _MARGIN = 4.0  # times a measured deviation
-_ATTACKED = 64  # certificates that are attacked
+_ATTACKED = 64  # number of certificates that are attacked
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """What `certify` returns; tensors (n,) in the order of the data.
+    """What `certify` returns; tensors have shape (n,), in the order of the data.
 
     Attributes:
         predictions: class indices.
-        labels: the true ones.
-        correct: whether they agree.
-        radii: no perturbation of smaller l2 norm changes the class from the label; negative where it is wrong, 0 where
-            logits are not finite. The better of the two below.
-        pair_radii: by the distances ‖w_i − w_j‖ of the rows of the last matrix; None if there is none.
-        coarse_radii: by √2 times the constant of the whole model.
-        eps: the radii that were asked for.
-        certified_accuracy: fraction of inputs that are right and provably stay so within each `eps`.
-        bound: of the whole model.
-        forward_errors: of differences of logits; deducted twice, for the input and for its perturbation.
-        rounding: how they are known.
+        labels: the true class indices.
+        correct: whether prediction and label agree.
+        radii: no perturbation of smaller l2 norm changes the class from the label; negative where the prediction is
+            wrong, 0 where logits are not finite. The better of the two below.
+        pair_radii: radii from the distances ‖w_i − w_j‖ between rows of the last matrix; None if there is none.
+        coarse_radii: radii from √2 times the constant of the whole model.
+        eps: the radii given to `certify`.
+        certified_accuracy: fraction of inputs that are classified correctly and provably stay so within each `eps`.
+        bound: Lipschitz bound of the whole model.
+        forward_errors: errors of differences of logits; deducted twice, for the input and for its perturbation.
+        rounding: how these errors were obtained.
         measured: fraction of the samples whose rounding was measured.
         non_finite: number of samples with logits that are not finite.
-        attacked: number of certificates that were attacked, inside of their radius, without success.
+        attacked: number of certificates that were attacked inside their radius, without success.
     """
 
     predictions: Tensor
@@ -126,18 +126,18 @@ def certify(
 ) -> Certificates:
     """Certified l2 radii of a classifier on data, and its certified accuracy.
 
-    The constant of the model is measured (`lipschitz_bound`), so radii refer to the inputs as the loader gives them:
-    a normalization inside the model is accounted for, one inside the loader is not (see `input_scaling`). If the
-    model ends in a product with a matrix, the distances of its rows give sharper radii.
+    The constant of the model is measured (`lipschitz_bound`), so radii refer to the inputs as the loader yields them: a
+    normalization inside the model is accounted for, one inside the loader is not (see `input_scaling`). If the model
+    ends in a matrix product, the distances between the rows of that matrix give sharper radii.
 
     Args:
-        model: from inputs to logits (n, classes), in eval mode.
-        loader: batches (inputs, labels, …), all inputs of one shape; what follows the labels is ignored.
-        eps: radii at which to report certified accuracy.
-        rounding: how the error of the forward pass is known, which is deducted from every margin: "measured" against
+        model: maps inputs to logits (n, classes); in eval mode.
+        loader: yields batches (inputs, labels, …), all inputs of one shape; anything after the labels is ignored.
+        eps: l2 radii at which to report certified accuracy.
+        rounding: how to obtain the error of the forward pass, which is deducted from every margin: "measured" against
             float64, or "proved" for any order of summation, which deducts more.
-        stride: measure the rounding of every so many batches.
-        forward_error: largest error of a difference of two logits, if you know it better.
+        stride: measure the rounding of every `stride`-th batch.
+        forward_error: largest error of a difference of two logits, if you know a better value.
 
     >>> from orthogonium import certify
     >>> from orthogonium.layers import MaxMin, OrthoLinear
@@ -175,7 +175,7 @@ def certify(
 
 
 def _radii(eps: float | Sequence[float]) -> tuple[float, ...]:
-    """Radii as numbers, whatever holds them."""
+    """Radii as floats, whatever container holds them."""
     try:
         radii = tuple(torch.as_tensor(eps, dtype=torch.float64).flatten().tolist())
     except (TypeError, ValueError, RuntimeError) as error:
@@ -186,8 +186,8 @@ def _radii(eps: float | Sequence[float]) -> tuple[float, ...]:
 
 
 def _in_training(module: nn.Module) -> bool:
-    """Whether some module trains. The mode of an exported program was fixed at its export, whatever its flags say."""
-    exported = isinstance(module, torch.fx.GraphModule) and "eval" in vars(module)  # put there to raise an error
+    """Whether some module is in training mode. An exported program keeps the mode it was exported in."""
+    exported = isinstance(module, torch.fx.GraphModule) and "eval" in vars(module)  # which raises an error
     return not exported and (getattr(module, "training", False) or any(map(_in_training, module.children())))
 
 
@@ -228,8 +228,8 @@ def _certificates(
         constants = pair_constants(labels, bound.head.weight, max(bound.head.features_bound, _TINY))
         pairs = _smallest(margins, labels, constants, slope) * _DOWN
     radii = coarse if pairs is None else torch.where(coarse > 0, torch.maximum(pairs, coarse), coarse)
-    within = (bound.reach - norms).clamp_min(0.0)  # farther away, numbers may overflow
-    # The cast moves an input and its perturbation, each by a rounding.
+    within = (bound.reach - norms).clamp_min(0.0)  # beyond this, numbers may overflow
+    # The cast moves an input and its perturbation by one rounding each.
     moved = torch.cat([b.norms.new_tensor([b.moved]).expand(len(b.norms), 2) for b in batches])
     coarse, radii = (
         torch.where(finite, torch.minimum(_before_cast(r, norms, moved), within), 0.0) for r in (coarse, radii)
@@ -260,7 +260,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 def _before_cast(radii: Tensor, norms: Tensor, moved: Tensor) -> Tensor:
-    """Radii around inputs as they are before a cast moves them and their perturbations."""
+    """Radii around the original inputs, before a cast moves them and their perturbations."""
     relative, lost = moved.unbind(1)
     left = ((radii - 2 * relative * norms - 2 * lost) / (1 + relative)).clamp_min(0.0)
     return torch.where(radii > 0, left, radii)
@@ -269,11 +269,11 @@ def _before_cast(radii: Tensor, norms: Tensor, moved: Tensor) -> Tensor:
 def _errors(
     batches: list[Batch], bound: LipschitzBound, norms: Tensor, rounding: Rounding, given: float | None
 ) -> tuple[Tensor, float]:
-    """Errors of differences of logits at the inputs, and by how much they may grow with the distance to them."""
+    """Errors of differences of logits at the inputs, and how fast they may grow with the distance from them."""
     if given is not None:
         return torch.full_like(norms, given), 0.0
     constant, slope = bound.error.proved if rounding == "proved" else bound.error.floor
-    along = math.sqrt(2) * (constant + slope * norms)  # of two logits, by the norm of the error of all
+    along = math.sqrt(2) * (constant + slope * norms)  # of two logits, from the norm of the error of all of them
     if rounding == "measured":
         largest = max(float(b.deviations.nan_to_num(nan=math.inf).max()) for b in batches if b.deviations is not None)
         measured = [b.deviations if b.deviations is not None else torch.full_like(b.norms, largest) for b in batches]
@@ -292,7 +292,7 @@ def _smallest(margins: Tensor, labels: Tensor, constants: float | Tensor, slope:
 
 
 def _attacked(model: nn.Module, batches: list[Batch], radii: Tensor) -> int:
-    """Note [Self-refutation]: attack some certificates, of different batches; the number of them."""
+    """Note [Self-refutation]: attack some certificates, from different batches, and return their number."""
     chosen: list[tuple[Tensor, int, float, int]] = []
     first = 0
     share = max(1, -(-_ATTACKED // len(batches)))

@@ -1,4 +1,4 @@
-"""What must hold of a call before its rule may be believed."""
+"""What must hold for a call before its rule can be trusted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orthogonium.certification.tracked import Tracked, tensors_in
 
 
 def check_constants(call: Call) -> None:
-    """Weights that are infinite or NaN make no function."""
+    """Reject infinite or NaN weights: they do not define a function."""
     for t in tensors_in((call.args, call.kwargs)):
         if not (isinstance(t, Tracked) and not t.constant):
             inner = t.value if isinstance(t, Tracked) else t
@@ -24,7 +24,7 @@ def check_constants(call: Call) -> None:
 
 
 def check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
-    """A result of fewer digits than its operands and the network have, or of integers, is a step function."""
+    """Reject step functions: results with fewer digits than the operands and the network have, and integers."""
     first = effects[0] if isinstance(effects, (list, tuple)) else effects
     if isinstance(first, Jump) and first.root is None:
         return
@@ -43,13 +43,13 @@ def check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
 
 
 def _positions(t: Tensor) -> Tensor:
-    """Where the entries of a tensor lie in its memory."""
+    """Positions of the entries of a tensor in its memory."""
     count = t.untyped_storage().nbytes() // t.dtype.itemsize
     return torch.arange(count).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1)
 
 
 def _distinct(t: Tensor, positions: Tensor) -> bool:
-    """Whether no two entries of a tensor lie in one place: by its strides, where those tell."""
+    """Whether no two entries of a tensor share a position: read from its strides where they are conclusive."""
     reach = 0
     for n, s in sorted(zip(t.shape, t.stride(), strict=True), key=lambda axis: axis[1]):
         if n > 1:
@@ -60,7 +60,7 @@ def _distinct(t: Tensor, positions: Tensor) -> bool:
 
 
 def check_overlap(place: str, target: Tracked, operands: Sequence[Tracked]) -> None:
-    """What is written must not be read again by the same operator."""
+    """An operator must not read again what it writes."""
     others = [x for x in operands if x.memory is target.memory and x is not target and not _same_view(x, target)]
     own = _positions(target.value)
     if not _distinct(target.value, own) or any(bool(torch.isin(_positions(x.value), own).any()) for x in others):

@@ -1,4 +1,4 @@
-"""A model on the batches of a loader: its logits, and by how much they are off those of another precision."""
+"""A model on the batches of a loader: its logits, and how far they are from those in another precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orthogonium.certification.precise import in_precision
 from orthogonium.certification.radii import check_indices, check_logits
 from orthogonium.certification.rounding import underflow, unit_roundoff
 
-_MEASURED = 256  # samples that are measured at a time: every time all weights are converted
+_MEASURED = 256  # samples measured at a time: all weights are converted each time
 
 
 @dataclass
@@ -22,14 +22,14 @@ class Batch:
     logits: Tensor  # (n, classes), float64
     labels: Tensor  # (n,)
     norms: Tensor  # (n,), of the inputs
-    moved: tuple[float, float]  # by how much a cast may move inputs: relative to their norm, and in any case
+    moved: tuple[float, float]  # how far a cast may move inputs: relative to their norm, and absolute
     inputs: Tensor
-    places: Tensor  # of these inputs
+    places: Tensor  # indices of these inputs
     deviations: Tensor | None = None  # (n,), of logits from another precision
 
 
 def rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """By how much the cast of inputs to the dtype of the model moves them: relative to their norm, and in any case."""
+    """How far the cast to the dtype of the model may move inputs: relative to their norm, and absolute."""
     lost = 0.0
     if x.is_floating_point():
         lost = underflow(dtype) * math.sqrt(x[0].numel()) if x.dtype != dtype else 0.0
@@ -42,13 +42,13 @@ def rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: tuple[float, float]) -> Batch:
-    """The model on one batch; `keep` of its inputs that are classified rightly are kept."""
+    """The model on one batch; `keep` of its correctly classified inputs are kept."""
     with torch.no_grad():
         logits = check_logits(model(x.clone()))
     check_indices(logits, y.to(logits.device))
     logits = logits.cpu().double()
     norms = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
-    labels = y.cpu().long().clone()  # a loader may use its memory again
+    labels = y.cpu().long().clone()  # a loader may reuse its memory
     right = (logits.argmax(1) == labels).nonzero().flatten()
     places = right[:: max(1, len(right) // keep)][:keep]
     return Batch(logits, labels, norms, moved, x[places.to(x.device)].clone(), places)
@@ -57,7 +57,7 @@ def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: tuple[fl
 class Deviations:
     """Deviations of logits from the same computation in float64 (in float32, scaled, for a model in float64).
 
-    Batches wait until there are enough of them, since weights are converted for every computation.
+    Batches are queued until there are enough of them, since weights are converted for every computation.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,7 +71,7 @@ class Deviations:
             self.measure_now()
 
     def measure_now(self) -> None:
-        """Measure all batches that wait."""
+        """Measure all queued batches."""
         if not self.waiting:
             return
         batches, inputs = zip(*self.waiting, strict=True)

@@ -22,7 +22,7 @@ class Unbounded:
 
 
 class UnboundedError(OrthogoniumError):
-    """No Lipschitz constant of the model is known. `nodes` lists every operation that is the cause."""
+    """No Lipschitz constant is known for the model. `nodes` lists every operation that causes this."""
 
     def __init__(self, nodes: Sequence[Unbounded]) -> None:
         self.nodes = tuple(nodes)
@@ -31,7 +31,7 @@ class UnboundedError(OrthogoniumError):
 
 
 class TraceError(OrthogoniumError):
-    """The model decides by the values of its input what to compute, so that it is not one function to bound."""
+    """The values of the input decide what the model computes, so there is no single function to bound."""
 
 
 class RefutedError(OrthogoniumError):

@@ -1,7 +1,7 @@
 """Convolutions of float64 images as one matrix product, where torch has no fast kernel for them.
 
-On a CPU torch convolves float64 sample by sample, channels first. Gathered with the channels last, the windows of some
-samples are one matrix, and copying them moves whole runs of memory: about half the time (`benchmarks.certify_cost`).
+On a CPU torch convolves float64 sample by sample, channels first. Gathered channels last, the windows of several
+samples form one matrix, and copying them moves whole runs of memory: about half the time (`benchmarks.certify_cost`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a walk has met: the steps of the report, what has no bound, and where it is."""
+"""What a walk has met: the steps of the report, and what has no bound, with its place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUM = "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormRe
 
 
 class Journal:
-    """Steps and failures, by the module that was running.
+    """Steps and failures, each assigned to the module that was running.
 
     Args:
         places: which module is running.
@@ -36,7 +36,7 @@ class Journal:
         self.unbounded: list[Unbounded] = []
         self.marks: list[int] = []  # number of steps when the running modules were entered
         self.paused = False
-        self.lost: BaseException | None = None  # the first failure, whatever the model made of it
+        self.lost: BaseException | None = None  # the first failure, even if the model caught it
 
     @property
     def module(self) -> nn.Module | None:
@@ -53,7 +53,7 @@ class Journal:
         self.marks.append(len(self.steps))
 
     def left(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A module ends: the arithmetic of a layer of ours is one step of the report; the steps of its parts stay."""
+        """A module ends: the arithmetic of one of our layers is one step of the report; steps of its parts stay."""
         first = self.marks.pop()
         guarantee = getattr(module, "guarantee", None)
         sources = [t for t in args if isinstance(t, Tracked) and not t.constant]
@@ -83,7 +83,7 @@ class Journal:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While the walk itself computes with ordinary tensors."""
+        """Context in which the walk itself computes with ordinary tensors."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -92,7 +92,7 @@ class Journal:
 
     def note(self, operation: str, reason: str, remedy: str) -> None:
         """An operation without a constant."""
-        if operation == "mul" and isinstance(self.module, _GATED):  # said of the layer, not of its arithmetic
+        if operation == "mul" and isinstance(self.module, _GATED):  # report the layer, not its arithmetic
             reason, remedy = GATES
         node = Unbounded(self.place, operation, reason, remedy)
         if node in self.unbounded:
@@ -102,13 +102,13 @@ class Journal:
         self.steps.append(Step(self.place, operation, math.inf, "unbounded", math.inf, warnings=warning))
 
     def reveal(self, base: Base) -> None:
-        """Note why a value that is used has no bound, if that has not been noted."""
+        """Note why a value that is used has no bound, unless that has been noted already."""
         if base.reason is not None:
             name, jump = base.reason
             self.note(name, jump.reason, jump.remedy)
 
     def record(self, call: Any, effect: Effect, result: Tracked, operands: Sequence[Tracked]) -> None:
-        """A step of the report, if it changes the bound or says so itself."""
+        """Add a step to the report if it changes the bound or asks to be reported."""
         before = max((x.form().bound for x in operands), default=0.0)
         after = result.memory.base.bound if result.memory.base is not None else math.inf
         if math.isinf(before) or math.isinf(after) or (effect.step is None and after == before):

@@ -1,6 +1,6 @@
-"""Convolutions on the infinite lattice: products, and norms that are sharp to rounding where a proof needs 1.
+"""Convolutions on the infinite lattice: products, and norms that are sharp up to rounding where a proof needs 1.
 
-Kernels are `(groups, rows, columns, *taps)` in float64; norms are one for each group, certified from above with their
+Kernels are `(groups, rows, columns, *taps)` in float64; there is one norm per group, certified from above including its
 own rounding (Note [Rounding] of `spectral/rounding.py`). No image size enters: zero padding restricts the lattice, and
 a circle is its periodic part.
 """
@@ -20,10 +20,10 @@ from orthogonium.spectral import convolution, grid_bound
 from orthogonium.spectral.rounding import gamma, normalize, root
 from orthogonium.spectral.symbol import autocorrelation, mass, select
 
-_SHARP = 1e-3  # an excess that a grid of frequencies would hardly lower
-_SMALL = 1e-7  # a norm that no one wants to know better
+_SHARP = 1e-3  # excess that a grid of frequencies would hardly reduce
+_SMALL = 1e-7  # a norm that need not be known more accurately
 _ROUNDING = 1e-10  # of the bounds themselves
-_GRID = 0.01  # what a grid of frequencies may cost where no goal asks for more
+_GRID = 0.01  # excess that a grid of frequencies may cause unless a goal asks for less
 _BUDGET = 4e9  # floating point operations of one grid
 
 
@@ -68,7 +68,7 @@ def row_norms(kernel: Tensor) -> Tensor:  # (g, m, n, *k) → (g, m)
 
 
 def largest_eigenvalue(matrices: Tensor) -> Tensor:  # (g, n, n) → (g,)
-    """Upper bounds for the eigenvalues of symmetric matrices with a non-negative one, sharp to 1e-11.
+    """Upper bounds for the eigenvalues of symmetric matrices whose largest eigenvalue is not negative, sharp to 1e-11.
 
     Certified by a Cholesky factorization as in `spectral/eigenvalue.py`, whose margin is wider.
     """
@@ -84,7 +84,7 @@ def largest_eigenvalue(matrices: Tensor) -> Tensor:  # (g, n, n) → (g,)
 
 
 def modulus_norm(kernel: Tensor) -> Tensor:  # (g,)
-    """A cheap bound for the norm of `|K|`, thus for K and for every kernel with smaller entries."""
+    """A cheap bound for the norm of `|K|`, hence for K and every kernel with smaller entries."""
     entries = mass(kernel)
     entries, scale = normalize(entries, entries.amax((1, 2)))
     crossed = (entries.sum(1).amax(1) * entries.sum(2).amax(1)).sqrt()
@@ -93,7 +93,7 @@ def modulus_norm(kernel: Tensor) -> Tensor:  # (g,)
 
 
 def small_norm(kernel: Tensor) -> Tensor:  # (g,)
-    """A cheap bound for the norm of a kernel that ought to be 0: those of its taps, by `‖M‖⁴ ≤ ‖(MMᵀ)²‖_F`."""
+    """A cheap bound for the norm of a kernel that should be 0: the norms of its taps, by `‖M‖⁴ ≤ ‖(MMᵀ)²‖_F`."""
     moduli = modulus_norm(kernel)
     if bool((moduli <= _SMALL).all()):
         return moduli
@@ -105,10 +105,10 @@ def small_norm(kernel: Tensor) -> Tensor:  # (g,)
 
 
 def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
-    """Certified upper bounds for the norm; effort ends where all are at most `enough`, up to rounding.
+    """Certified upper bounds for the norm; the search stops once all are at most `enough`, up to rounding.
 
-    The kernel of `K Kᵀ` or `KᵀK` in moduli comes first, which is sharp for orthogonal kernels and for those that SLL
-    scales; then frequencies, unless there is only one; then those where the norm comes close to a goal.
+    First the moduli of the kernel of `K Kᵀ` or `KᵀK` are tried, which is sharp for orthogonal kernels and those scaled
+    by SLL; then a grid of frequencies, unless there is only one; then frequencies where the norm comes close to a goal.
     """
     if not torch.isfinite(kernel).all():
         return kernel.new_full(kernel.shape[:1], math.inf)
@@ -127,7 +127,7 @@ def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
         good = (scale * root(diagonal) * (1 + _SHARP)).clamp_min(near)
         top = largest_eigenvalue(mass(gram)) * (1 + gamma(gram[0, 0, 0].numel()))
         best = torch.minimum(best, scale * root(top + _gram_error(side)) * (1 + gamma(16)))
-        if bool((best > near).any()):  # the rest may be noise, of which moduli make too much
+        if bool((best > near).any()):  # the rest may be noise, which moduli overestimate
             centre -= torch.diag_embed(diagonal[:, None].expand(-1, side.shape[1]))
             top = (diagonal + small_norm(gram)) * (1 + gamma(16))
             best = torch.minimum(best, scale * root(top + _gram_error(side)) * (1 + gamma(16)))
@@ -145,14 +145,14 @@ def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
 
 
 def _at_peaks(side: Tensor, bound: float, enough: float, scale: float) -> float:
-    """`enough` if that is a bound of `scale` times the kernel, too; else `bound`, which is known to be one."""
+    """`enough` if it is also a bound of `scale` times the kernel; else `bound`, which is known to be one."""
     gram, error = autocorrelation(side[None])[0], float(_gram_error(side[None]))
     level, upper = ((b / scale) ** 2 * (1 + sign * gamma(16)) for b, sign in ((enough, -1), (bound, 1)))
     return enough if stays_below(gram, level, upper, error, _BUDGET) else bound
 
 
 def _grids(kernel: Tensor, enough: float) -> Sequence[float]:
-    """What grids of frequencies may cost: with a goal, the first is the one on which CPL bounds its kernels."""
+    """The excess that grids of frequencies may cause: with a goal, the first grid is the one CPL uses for its bound."""
     wide = sum(k > 1 for k in kernel.shape[3:])
     return (math.cos(math.pi / 16) ** -wide - 1, _GRID) if enough else (_GRID,)
 

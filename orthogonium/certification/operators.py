@@ -1,4 +1,4 @@
-"""What torch says about its operators."""
+"""Facts about operators that torch declares."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# Views that torch does not call so.
+# Views that torch does not declare as such.
 ALIASES = {
     aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default, aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
 }  # fmt: skip
-# Operators that make Python numbers, or shapes, of values.
+# Operators that turn values into Python numbers or shapes.
 READS = {
     aten._local_scalar_dense.default: "item",
     aten.equal.default: "equal",
@@ -26,7 +26,7 @@ READS = {
 
 
 def functional_of(func: Any) -> Any:
-    """The operator that returns what `func` writes: of the same arguments, without the one only written to."""
+    """The operator that returns what `func` writes: same arguments, except those that are only written to."""
     schema = func._schema
     name = schema.name.split("::")[-1]
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)

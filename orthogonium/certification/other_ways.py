@@ -1,8 +1,8 @@
-"""Whether a model is one function: of a sample alone or among others, in any memory layout, with gradients or not.
+"""Whether a model is one function: for a sample alone or among others, in any memory layout, with or without gradients.
 
-The walk sees one call: contiguous inputs, two or three of them, no gradients. Code may look at all of these, and a view
-(`flatten`, `reshape`) may be a copy for another size or layout, so that what is written to it is lost. Outputs are
-compared, on random inputs and up to rounding.
+The walk sees one call: contiguous inputs, two or three of them, no gradients. Code may inspect any of these, and a view
+(`flatten`, `reshape`) may be a copy for another size or layout, so what is written to it is lost. Outputs are compared
+on random inputs, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SAMPLES, _COPIES = 3, 3
 def other_ways(
     model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, bound: float, error: Error
 ) -> str | None:
-    """What a model is found to depend on besides the values of a sample; None if on nothing."""
+    """What a model is found to depend on besides the values of a sample; None if nothing."""
     x = torch.randn(_SAMPLES, *shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     with torch.no_grad():
         alone = torch.cat([_rows(model(part.clone())) for part in x.split(1)])
     if not alone.isfinite().all():
-        return None  # which the search will say
+        return None  # which the search will report
     size = bound * torch.linalg.vector_norm(x.double()) + torch.linalg.vector_norm(alone)
     allowed = max(1e-3, 16 * torch.finfo(dtype).eps) * float(size)
     constant, slope = error.proved
@@ -60,7 +60,7 @@ def _rows(out: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor) -> Tensor:
-    """The same numbers, the first axis of samples last in memory: as in images of channels last."""
+    """The same numbers with the first axis of each sample last in memory, as in channels-last images."""
     order = [0, *range(2, x.dim()), 1] if x.dim() > 2 else [1, 0]
     turned = x.permute(order).clone(memory_format=torch.contiguous_format)  # a copy in any case: models may write to it
     return turned.movedim(-1, 1) if x.dim() > 2 else turned.T

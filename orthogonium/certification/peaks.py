@@ -1,4 +1,4 @@
-"""Proof that a kernel of the form `K Kᵀ` stays below a level at all frequencies, looking closely where it comes near.
+"""Proof that a kernel of the form `K Kᵀ` stays below a level at all frequencies, refined where it comes close.
 
 Note [Cells]
 For a unit vector v the function `f(ω) = v*G(ω)v` of frequency lies in [0, U] and on a line through direction δ has
@@ -7,8 +7,8 @@ exponential type `σ = Σ_a n_a |δ_a|`, n_a being the largest lag on axis a. So
     λ_max(G(ω + δ)) ≤ λ_max(G(ω) + Σ_a δ_a ∂_a G(ω)) + σ² U/4.
 
 The right-hand side is convex in δ: on a cell of half-widths h its corners decide. Cells that are not below the level
-are halved on each axis. Around a peak the number of open cells stays the same from one halving to the next, so that the
-cost of a level within ε of the peak grows like log 1/ε, where that of a grid grows like a power.
+are halved on each axis. Around a peak the number of open cells stays the same from one halving to the next, so the cost
+for a level within ε of the peak grows like log 1/ε, whereas that of a grid grows like a power.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 from orthogonium.spectral.rounding import gamma
 from orthogonium.spectral.symbol import mass
 
-_HALVINGS = 16  # 3e-11 of U are left
+_HALVINGS = 16  # leaves 3e-11 of U
 _FIRST = 8  # cells for each lag and axis
-_OVERHEAD = 2e5  # operations that a cell takes the time of, however small its matrix
+_OVERHEAD = 2e5  # number of operations a cell is as slow as, however small its matrix
 _CHUNK = 2**20  # complex numbers held at a time
 
 
@@ -34,8 +34,8 @@ def stays_below(gram: Tensor, level: float, upper: float, error: float, budget: 
 
     Args:
         gram: `(n, n, *lags)`, centred.
-        level: to be proved.
-        upper: U, a known bound.
+        level: the level to prove.
+        upper: the known bound U.
         error: what rounding can hide in `gram`.
         budget: floating point operations to spend.
     """
@@ -55,7 +55,7 @@ def stays_below(gram: Tensor, level: float, upper: float, error: float, budget: 
     cost = len(corners) * (8 * len(lags) * n**2 + 4 / 3 * n**3)
     cells, half = _first_cells(sizes)
     if bool(_is_open(cells, corners[:1] * 0, lags, taps, level + error).any()):
-        return False  # some centre is above already
+        return False  # some centre is already above
     for _ in range(_HALVINGS):
         curvature = float((reach * half).sum()) ** 2 * upper / 4 * (1 + 1e-9)
         limit = level - curvature - error
@@ -75,7 +75,7 @@ def stays_below(gram: Tensor, level: float, upper: float, error: float, budget: 
 
 
 def _first_cells(sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Centres and half-widths of cells that cover all frequencies ω, but of ω and −ω only one (on the last axis)."""
+    """Centres and half-widths of cells covering all frequencies, only one of each pair ω and −ω (on the last axis)."""
     points = [_FIRST * (k // 2) + 1 if k > 1 else 1 for k in sizes]
     last = max((a for a, k in enumerate(sizes) if k > 1), default=-1)
     kept = [p // 2 + 1 if a == last else p for a, p in enumerate(points)]

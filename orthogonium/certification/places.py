@@ -14,7 +14,7 @@ from orthogonium.layers.parametrization import Constraint
 
 
 class Places:
-    """Which module is running, by hooks on all of them: before their own, and after."""
+    """Which module is running, found by hooks on all modules that run before and after their own."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -33,7 +33,7 @@ class Places:
     def followed(
         self, entered: Callable[..., None] | None = None, left: Callable[..., None] | None = None
     ) -> Iterator[None]:
-        """While the model runs; `left(module, args, output)` is called before a module is left."""
+        """Context for a run of the model; `left(module, args, output)` is called before a module is left."""
 
         def enter(module: nn.Module, args: Any) -> None:
             self.running.append(module)
@@ -60,6 +60,6 @@ class Places:
 
 
 def as_written() -> AbstractContextManager[Any]:
-    """While what `torch.compile` has made runs as it was written."""
+    """Context in which code compiled by `torch.compile` runs as it was written."""
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance

@@ -1,7 +1,7 @@
-"""The same computation in another precision: what a model gives in float64, whatever dtypes its code names.
+"""The same computation in another precision: what a model computes in float64, whatever dtypes its code names.
 
-A `Precise` tensor says that it has the dtype it would have had, and computes in another one: casts change what it
-says and not its digits, parameters are converted where they are read. So the code of the model runs as it is written.
+A `Precise` tensor reports the dtype it would have had, but computes in another one: casts change the dtype it reports
+and not its digits, and parameters are converted when they are read. So the model's code runs as written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Precise(Followed):
 
     @staticmethod
     def __new__(cls, inner: Tensor, dtype: torch.dtype) -> Precise:
-        """A tensor that says it has this dtype."""
+        """A tensor that reports this dtype."""
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -50,10 +50,10 @@ class Precise(Followed):
         return f"Precise({self.digits!r}, as {self.dtype})"
 
     def take_whole(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What is computed otherwise, or in types that have no digits to say.
+        """Functions that are computed in another way, or in types without digits to report.
 
-        MaxMin without masks and copies, which serve gradients alone and take most of its time; Fourier transforms,
-        which have complex numbers inside.
+        MaxMin runs without masks and copies, which only serve gradients and take most of its time; Fourier transforms
+        use complex numbers inside.
         """
         if fn in (convolve_frequencies, adjoint_frequencies):
             kernel = args[1].digits if isinstance(args[1], Precise) else args[1].to(self.digits.dtype)
@@ -71,7 +71,7 @@ class Precise(Followed):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run `func` on the digits, and on mere shapes for the dtypes."""
+        """Run `func` on the digits, and on shapes alone to find the dtypes."""
         kwargs = kwargs or {}
         tensors = list(tensors_in((args, kwargs)))
         dtype = next(t.digits.dtype for t in tensors if isinstance(t, Precise))
@@ -108,10 +108,10 @@ class Precise(Followed):
 
 
 def _dtypes_said(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Iterator[torch.dtype]:
-    """Dtypes of the floating results, if the arguments had the dtypes that they say they have."""
+    """Dtypes that the floating results would have if the arguments had the dtypes they report."""
     floating = {t.dtype for t in tensors if t.dtype in _FLOATING}
     named = any(isinstance(x, torch.dtype) for x in (*args, *kwargs.values()))
-    dynamic = torch.Tag.dynamic_output_shape in func.tags  # then values decide, and meta tensors have none
+    dynamic = torch.Tag.dynamic_output_shape in func.tags  # values decide the shape, and meta tensors have none
     if (len(floating) == 1 and not named) or dynamic or func in _NUMBERS:
         return itertools.repeat(floating.pop())
     meta_args, meta_kwargs = replaced((args, kwargs), _shape_only)
@@ -131,13 +131,13 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """Arguments of the schema with their values."""
+    """Arguments of the schema, paired with their values."""
     schema = func._schema.arguments
     return [*zip(schema, args, strict=False), *((a, kwargs[a.name]) for a in schema if a.name in kwargs)]
 
 
 class _NewTensors(TorchDispatchMode):
-    """Tensors that the model makes meanwhile have the other precision, too: values may be written into them."""
+    """Gives tensors created by the model the other precision too, since values may be written into them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,20 +1,20 @@
 """From logits to certificates: margins, certified l2 radii, verified robust accuracy. Pure functions, on any device.
 
 Note [Constant of a pair of logits]
-A perturbation can change the sign of `f_i − f_j` only if it is larger than its value divided by its Lipschitz constant.
-That constant depends on the head `f = Wφ + b`:
+A perturbation can change the sign of `f_i − f_j` only if it exceeds the value of that difference divided by its
+Lipschitz constant. That constant depends on the head `f = Wφ + b`:
 
 - `"global"`: `√2·L` where `f` as a whole is `L`-Lipschitz, as with ‖W‖₂ ≤ 1 behind `L`-Lipschitz features;
-- `"classwise"`: `2·L` where each `f_i` alone is, as with unit rows behind `L`-Lipschitz features;
+- `"classwise"`: `2·L` where each `f_i` alone is `L`-Lipschitz, as with unit rows behind `L`-Lipschitz features;
 - the weight `W` itself: `L·‖w_i − w_j‖` behind `L`-Lipschitz features, the sharpest.
 
-`L` must be an upper bound, float error and scaling of the inputs (`input_scaling`) included.
+`L` must be an upper bound that includes floating-point error and the scaling of the inputs (`input_scaling`).
 
 Note [Logits that are not finite]
 A row with NaN or +∞ says nothing about its input: an overflow has lost the order of the logits. Its radius is 0, never
-certified, and its margin never positive. −∞ is a class that is masked out: it stays out under any perturbation if the
-mask does not depend on the input, so it is no rival, and the finite logits decide; a label that is masked out, or a
-row without two finite logits, has radius 0 as well. Decided elementwise, so that no device waits.
+certified, and its margin is never positive. −∞ marks a class that is masked out: it stays out under any perturbation if
+the mask does not depend on the input, so it is no rival, and the finite logits decide. A label that is masked out, or a
+row without two finite logits, also gets radius 0. All this is decided elementwise, so no device has to wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAIR_FACTOR = {"global": math.sqrt(2), "classwise": 2.0}
 
 
 def check_head(last_layer_type: str, L: float) -> None:
-    """A known type of head and a usable constant."""
+    """Check that the type of head is known and the constant usable."""
     if last_layer_type not in _PAIR_FACTOR:
         raise ParameterError(
             f"The type of the last layer decides the certificate: 'global' (the whole matrix has norm ≤ 1) or "
@@ -44,14 +44,14 @@ def check_head(last_layer_type: str, L: float) -> None:
 
 
 def check_logits(logits: Tensor) -> Tensor:
-    """Logits (n, classes) of at least two classes, in float32 or better."""
+    """Check logits (n, classes) of at least two classes, and return them in float32 or better."""
     if logits.dim() != 2 or logits.shape[1] < 2:
         raise ShapeError(f"Logits have shape (n, classes) with at least 2 classes: got {tuple(logits.shape)}.")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def check_indices(logits: Tensor, labels: Tensor) -> None:
-    """One class index per row. Values are looked at on CPU only: elsewhere that would stall the device."""
+    """Check one class index per row. Values are only checked on the CPU: elsewhere that would stall the device."""
     if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.is_complex():
         raise ShapeError(
             f"Labels of logits {tuple(logits.shape)} are {logits.shape[0]} class indices: got shape "
@@ -78,8 +78,8 @@ def pair_constants(
         raise ShapeError(f"The weight of a head has shape (classes, features): got {tuple(last_layer_type.shape)}.")
     check_head("global", L)
     dtype = torch.promote_types(last_layer_type.dtype, torch.float32)
-    # Long sums of squares lose digits in float32; and so do matrix products, of small distances, which here are large
-    # radii. Rows of order 1, whose squares do not underflow.
+    # Long sums of squares lose digits in float32; so do matrix products, for small distances, which mean large radii
+    # here. Rows are scaled to order 1 so that their squares do not underflow.
     rows = last_layer_type.to(dtype if last_layer_type.device.type == "mps" else torch.float64)  # mps has no float64
     size = rows.detach().abs().amax().clamp(min=torch.finfo(rows.dtype).tiny) if rows.numel() else 1.0
     distances = size * torch.cdist(rows / size, rows / size, compute_mode="donot_use_mm_for_euclid_dist")
@@ -98,10 +98,10 @@ def _gaps(
     logits: Tensor,  # (n, classes)
     labels: Tensor,  # (n,)
 ) -> tuple[Tensor, Tensor]:  # (n, classes), (n,)
-    """Differences `f_y − f_j`, and the rows where they mean something. Note [Logits that are not finite]."""
+    """Differences `f_y − f_j`, and the rows where they are meaningful. Note [Logits that are not finite]."""
     finite = logits.isfinite()
     usable = (finite | (logits == -math.inf)).all(dim=1) & finite.gather(1, labels[:, None])[:, 0]
-    values = torch.where(finite, logits, 0.0)  # before the difference: ∞ − ∞ is no number
+    values = torch.where(finite, logits, 0.0)  # before the difference: ∞ − ∞ is NaN
     gaps = (values.gather(1, labels[:, None]) - values).clamp(max=torch.finfo(values.dtype).max)
     return torch.where(finite, gaps, math.inf), usable & (finite.sum(dim=1) >= 2)
 
@@ -110,7 +110,7 @@ def margins(
     logits: Tensor,  # (n, classes)
     labels: Tensor,  # (n,)
 ) -> Tensor:  # (n,)
-    """`f_y − max_{j≠y} f_j`: positive where the prediction is right, never so where a logit is NaN or +∞.
+    """`f_y − max_{j≠y} f_j`: positive where the prediction is right, never positive where a logit is NaN or +∞.
 
     >>> from orthogonium.certification.radii import margins
     >>> margins(torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5]]), torch.tensor([0, 1]))
@@ -133,13 +133,13 @@ def certified_radii(
 ) -> Tensor:  # (n,)
     """Largest l2 perturbation of each input that provably keeps its class: `min_{j≠y} (f_y − f_j) / L_yj`.
 
-    `L_yj` is the Lipschitz constant of `f_y − f_j`: `√2·L` for a head "global", `2·L` for one "classwise",
-    `L·‖w_y − w_j‖` for a weight. Measured against the label: negative where the prediction is wrong. Rows with NaN or
-    +∞ have radius 0.
+    `L_yj` is the Lipschitz constant of `f_y − f_j`: `√2·L` for a "global" head, `2·L` for a "classwise" one,
+    `L·‖w_y − w_j‖` for a weight. Radii refer to the label, so they are negative where the prediction is wrong. Rows
+    with NaN or +∞ have radius 0.
 
     Args:
         logits: outputs of the network.
-        labels: class indices; None certifies the predictions themselves.
+        labels: class indices; if None, the predictions themselves are certified.
         last_layer_type: "global", "classwise", or the weight (classes, features) of a linear head.
         L: Lipschitz constant of the network, for a weight: of everything before the head.
 
@@ -162,12 +162,12 @@ def certified_radii(
     constants = pair_constants(labels, last_layer_type, L)
     if isinstance(constants, float):
         return torch.where(usable, _runner_up(gaps / constants, labels).clamp(max=largest), 0.0)
-    # Equal rows of a head never change their order: an infinite radius, or 0 where they tie.
+    # Logits of equal rows of a head never change their order: infinite radius, or 0 where they tie.
     constant = constants == 0
     radii = (gaps / torch.where(constant, 1.0, constants)).clamp(max=largest)
     endless = torch.copysign(torch.full_like(gaps, math.inf), gaps.detach())
     radii = _runner_up(torch.where(constant & (gaps != 0), endless, radii), labels)
-    # A head with a row that is not finite has no distances to tell.
+    # A head with a row that is not finite gives no distances.
     return torch.where(usable & constants.isfinite().all(dim=1), radii, 0.0)
 
 
@@ -179,10 +179,10 @@ def VRA(
     eps: float = 36 / 255,
     return_certs: bool = False,
 ) -> Tensor:  # (n,)
-    """Verified robust accuracy by sample: 1 where the class is right and provably stays so within `eps`, else 0.
+    """Verified robust accuracy per sample: 1 where the class is right and provably stays so within `eps`, else 0.
 
-    An input counts if its certified radius is strictly larger than `eps`; one whose logits are NaN or +∞ does not. Over
-    a dataset take the mean of all samples, not of the means of batches: `orthogonium.metrics.CertifiedAccuracy` does.
+    An input counts if its certified radius is strictly larger than `eps`; one with a logit that is NaN or +∞ does not.
+    Over a dataset, average all samples, not the means of batches: `orthogonium.metrics.CertifiedAccuracy` does this.
 
     Args:
         output: logits.
@@ -190,7 +190,7 @@ def VRA(
         last_layer_type: "global", "classwise", or the weight (classes, features) of a linear head.
         L: Lipschitz constant of the network, for a weight: of everything before the head.
         eps: l2 radius, in the units `L` refers to.
-        return_certs: whether to return the radii themselves instead.
+        return_certs: whether to return the radii themselves.
 
     >>> from orthogonium.certification.radii import VRA
     >>> VRA(torch.tensor([[3.0, 1.0], [1.0, 1.2], [0.0, 4.0]]), torch.tensor([0, 1, 0]), eps=0.5)
@@ -203,12 +203,12 @@ def VRA(
 
 
 def exceeds(radii: Tensor, eps: float | Tensor) -> Tensor:
-    """Whether radii are larger than `eps` whatever was rounded: differences, distances, quotients, `eps` itself."""
+    """Whether radii are larger than `eps` despite all rounding: of differences, distances, quotients, `eps` itself."""
     return radii * (1 - 4 * torch.finfo(radii.dtype).eps) > eps
 
 
 def input_scaling(std: float | Sequence[float]) -> float:
-    """Lipschitz constant of normalising inputs by `(x − mean)/std`: `1/min std`, a factor of `L` for raw inputs.
+    """Lipschitz constant of normalising inputs by `(x − mean)/std`: `1/min std`, the factor on `L` for raw inputs.
 
     >>> from orthogonium.certification.radii import input_scaling
     >>> input_scaling([0.25, 0.5, 0.5])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 _STEPS = 10
 _FRACTION = 0.99
-_FAR = 1e6  # distance at which certificates of any radius are tried, relative to the size of the input
+_FAR = 1e6  # largest distance at which certificates are tried, relative to the size of the input
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def broken_certificates(
     labels: Tensor,  # (n,)
     radii: Tensor,  # (n,), positive
 ) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-    """Which inputs were moved to another class within their radius, and how far; those wrong from the start count."""
+    """Which inputs were moved to another class within their radius, and how far; misclassified inputs count too."""
     labels = labels.to(x.device)
     size = torch.linalg.vector_norm(x.flatten(1).double(), dim=1).cpu()
     reach = (_FRACTION * radii).minimum(_FAR * (1 + size)).to(x.device)
@@ -71,7 +71,7 @@ def _gradient(model: nn.Module, x: Tensor, labels: Tensor) -> tuple[Tensor, Tens
             margin = _smallest_margin(model(point * 1), labels)
             if margin.requires_grad:
                 return torch.autograd.grad(margin.sum(), point)[0], margin.detach()
-        except RuntimeError:  # code that autograd does not follow
+        except RuntimeError:  # code that autograd cannot follow
             pass
     with torch.no_grad():
         return torch.zeros_like(x), _smallest_margin(_outputs(model, x), labels)

@@ -13,14 +13,14 @@ COLUMNS = ("layer", "type", "σ_min", "σ_max", "kind", "stable rank", "factor",
 
 
 def number(x: float | None, digits: int = 7) -> str:
-    """A number, or nothing."""
+    """A number as text; empty if there is none."""
     if x is None or math.isnan(x):
         return ""
     return "∞" if math.isinf(x) else f"{x:.{digits}g}"
 
 
 def at_most(x: float, digits: int = 7) -> str:
-    """An upper bound with so many digits, rounded up: one that is rounded down is none.
+    """An upper bound with the given number of digits, rounded up: rounded down, it would no longer be a bound.
 
     >>> at_most(1.0000002179), at_most(1.5), at_most(3.40561e-9, 4)
     ('1.000001', '1.5', '3.406e-09')
@@ -40,7 +40,7 @@ def text_table(title: str, summary: str, rows: Sequence[Sequence[str]], notes: S
 
 
 def html_table(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]:
-    """The table and the warnings as HTML; every text is escaped."""
+    """The table and the warnings as HTML; all text is escaped."""
     *columns, _ = COLUMNS  # rows with a warning are marked instead
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return [
@@ -63,7 +63,7 @@ def html_page(title: str, summary: str, rows: Sequence[Sequence[str]], notes: Se
 
 
 def rich_table(title: str, summary: str, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> bool:
-    """Print by rich, if it is installed."""
+    """Print with rich, if it is installed."""
     try:
         from rich.console import Console
         from rich.table import Table

@@ -1,4 +1,4 @@
-"""How far a computed tensor may be from the one exact arithmetic would give.
+"""How far a computed tensor may be from the result of exact arithmetic.
 
 Note [Rounding along the walk] Each tensor of a network carries bounds `a + b‖x‖` of two things, for an input x: its
 norm (the norm at 0, and the Lipschitz constant times ‖x‖), and the norm of its error. An operation passes errors on
@@ -8,15 +8,15 @@ by its Lipschitz constant and adds its own:
   products κ is `γ_k/u = k/(1 − ku)` times the norm of the absolute values of the matrix, which holds for every order of
   summation, blocked or fused; for elementary functions it is a small number of units in the last place;
 - *floor*: u times the norm it writes, once; for products u is that of their factors, if those are shortened; for sums
-  of k numbers √k/4 times that, if it is more, of what is added up, constants too, whatever is left of it. No arithmetic
-  that rounds does much better on inputs in general, whatever a measurement at one input, in one batch, says.
+  of k numbers √k/4 times that, if larger, of the summands, constants too, whatever is left of them. No rounding
+  arithmetic does much better on inputs in general, whatever a measurement at one input, in one batch, says.
 
-Numbers on the way to a root of powers (norms) may underflow: their root is then off by `(k·tiny)^(1/p)` at most, proved
-and floor alike. Where a number may overflow ends the reach of both: `LipschitzBound.reach` is the largest norm of an
+Intermediate powers under a root (norms) may underflow: the root is then off by `(k·tiny)^(1/p)` at most, proved and
+floor alike. Both are valid only as far as no number can overflow: `LipschitzBound.reach` is the largest norm of an
 input for which nothing can.
 
-What is assumed of the arithmetic: each basic operation is within one rounding of the exact result, and elementary
-functions (exp, tanh, erf, …) within `ULPS` units in the last place.
+Assumptions on the arithmetic: each basic operation is within one rounding of the exact result, and elementary functions
+(exp, tanh, erf, …) are within `ULPS` units in the last place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ULPS = 8.0  # of elementary functions
 
 @dataclass(frozen=True)
 class Error:
-    """Bounds `constant + slope·‖x‖` of an error: proved for any arithmetic that rounds, and the floor of it."""
+    """Bounds `constant + slope·‖x‖` of an error: one proved for any rounding arithmetic, and its floor."""
 
     proved: tuple[float, float] = (0.0, 0.0)
     floor: tuple[float, float] = (0.0, 0.0)
@@ -59,7 +59,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def underflow(dtype: torch.dtype) -> float:
-    """The largest error of a number for being small. Only of float16 is it certain that small numbers are kept."""
+    """The largest error due to underflow. Only float16 is certain to keep subnormal numbers."""
     info = torch.finfo(dtype)
     return info.tiny * (info.eps if dtype == torch.float16 else 1.0)
 
@@ -77,7 +77,7 @@ def product_roundoff(dtype: torch.dtype, device: torch.device, convolution: bool
 
 
 def _setting(device: torch.device, operator: str) -> str:
-    """What torch is allowed to make of the factors of float32 products."""
+    """The precision to which torch may shorten the factors of float32 products."""
     if hasattr(torch._C, "_get_fp32_precision_getter"):
         library = "mkldnn" if device.type in ("cpu", "xpu") else "cuda"
         return str(torch._C._get_fp32_precision_getter(library, operator))
@@ -87,12 +87,12 @@ def _setting(device: torch.device, operator: str) -> str:
 
 
 def sum_growth(terms: float) -> float:
-    """By how many roundings sums of so many terms are off, as a rule: errors of blocks that add up at random."""
+    """By how many roundings a sum of `terms` terms is typically off: errors of blocks add up at random."""
     return max(1.0, math.sqrt(terms) / 4)
 
 
 def sum_roundoff(terms: int, unit: float, products: float) -> float:
-    """Relative error of a sum of products, by absolute values: `γ_terms` and the rounding of the factors."""
+    """Error of a sum of products relative to the sum of moduli: `γ_terms` and the rounding of the factors."""
     own = terms * unit
     factors = (1 + products) ** 2 - 1 if products > unit else 0.0
     return math.inf if own >= 1 else own / (1 - own) * (1 + factors) + factors

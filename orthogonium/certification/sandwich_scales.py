@@ -1,7 +1,7 @@
 """Scales Ψ of the inner channels for which a block `CσA` is a sandwich, found from its kernels.
 
 Note [Sandwich bound]
-For every positive diagonal Ψ let `P = (CΨ⁻¹)ᵀ` and `B = ΨA`. Slopes D commute with Ψ, so that with `p = Py`, `b = Bx`
+For every positive diagonal Ψ let `P = (CΨ⁻¹)ᵀ` and `B = ΨA`. Slopes D commute with Ψ, so with `p = Py`, `b = Bx`
 
     ⟨y, CDAx⟩ = ⟨p, Db⟩ = ¼ Σ D_i ((p + b)_i² − (p − b)_i²) ≤ ¼ (h‖p + b‖² + l‖p − b‖²) ≤ ½ (h + l) ‖[P B]‖²
 
@@ -11,7 +11,7 @@ for unit x and y, slopes in [−l, h], l and h ≥ 0. The sandwich has `[P B][P 
     e^((x_i + x_j)/2) G_ij + e^(−(x_i + x_j)/2) H_ij = 2δ_ij  at every lag.
 
 The squares of the left-hand sides off the diagonal, and of what exceeds 2 on it, are convex functions of x: Newton's
-method finds scales that make their sum 0 if there are any. Whether it did is for the bound to say, which holds for all.
+method finds scales that make their sum 0 if there are any. The bound, which holds for all scales, shows whether it did.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def numbers_in(codes: Tensor) -> list[int]:
 
 
 def whole_base(codes: Tensor, bases: Sequence[Base]) -> Base | None:
-    """The base that these are all entries of, in their order."""
+    """The base whose entries these are, all of them and in order."""
     numbers = numbers_in(codes)
     base = bases[numbers[0]] if len(numbers) == 1 else None
     return base if base is not None and torch.equal(codes, codes_of(base)) else None

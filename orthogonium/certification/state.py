@@ -1,4 +1,4 @@
-"""A model is the same after it was looked at as before."""
+"""Leaves a model the same after an examination as before."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from orthogonium.layers.parametrization import Constraint
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put parameters, buffers, attributes and the random generator back afterwards.
+    """Restore parameters, buffers, attributes and the random generator afterwards.
 
-    Meanwhile parameters ask for no gradient and constraints are in eval mode, so that constrained weights are built
-    once.
+    Meanwhile parameters require no gradient and constraints are in eval mode, so constrained weights are built once.
     """
     modules = list(model.modules())
     tensors = [*model.parameters(), *model.buffers()]

@@ -19,13 +19,13 @@ from orthogonium.certification.values import Base, largest
 
 
 class Tensors(Journal):
-    """Bases in the order of the computation, the memory they lie in, and how far inputs may go before one overflows."""
+    """Bases in order of computation, the memory they lie in, and how large inputs may be before one overflows."""
 
     def __init__(self, places: Places) -> None:
         super().__init__(places)
         self.bases: list[Base] = []
         self.memories = Memories()
-        self.reach = math.inf  # the norm of inputs up to which no number overflows
+        self.reach = math.inf  # the input norm up to which no number overflows
 
     @property
     def batch(self) -> int:
@@ -33,7 +33,7 @@ class Tensors(Journal):
         return self.bases[0].shape[0]
 
     def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What a walk makes of a function that may be taken as a whole."""
+        """How a walk treats a function that may be taken as a whole."""
         raise NotImplementedError
 
     def input(self, zeros: Tensor) -> Tracked:
@@ -48,7 +48,7 @@ class Tensors(Journal):
         return Tracked(inner, memory, self)
 
     def constant(self, inner: Tensor) -> Tracked:
-        """A tensor made meanwhile that does not depend on the input, but may be written to."""
+        """A tensor made during the walk that does not depend on the input, but may be written to."""
         return Tracked(inner, self.memories.of(inner), self)
 
     def computed(self, inner: Tensor, effect: Effect | Jump, operands: Sequence[Tracked], name: str) -> Tracked:
@@ -108,9 +108,9 @@ class Tensors(Journal):
         base.error = error.plus(Error(proved, floor))
 
     def _within(self, dtype: torch.dtype, size: float, bound: float, power: float) -> None:
-        """Inputs for which `(size + bound·‖x‖)^power` is no number of the dtype are out of reach."""
+        """Put inputs out of reach for which `(size + bound·‖x‖)^power` overflows in the dtype."""
         most = (torch.finfo(dtype).max / 2) ** (1 / power)
-        if 0 < bound < math.inf:  # energies have no bound; their roots have, and are looked at instead
+        if 0 < bound < math.inf:  # energies have no bound; their roots do, and are checked instead
             self.reach = min(self.reach, max(most - size, 0.0) / bound)
 
     def check_alike(self, x: Tracked) -> None:
@@ -135,7 +135,7 @@ def _norm(x: Tensor, batch: int, order: float = 2) -> float:
 
 
 def everything(t: Tensor, batch: int) -> Tensor | None:
-    """Samples of an output of which nothing is known: axis 0, where that may be the batch."""
+    """Samples of an output about which nothing is known: axis 0, if that may be the batch."""
     return None if t.dim() and t.shape[0] == batch else torch.full(t.shape, -1, dtype=torch.long)
 
 

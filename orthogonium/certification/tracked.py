@@ -1,4 +1,4 @@
-"""Tensors without values of their own, that know which entries of which bases they consist of.
+"""Tensors without values of their own that know which entries of which bases they consist of.
 
 Note [Memory] A `Tracked` tensor has a shape and no memory that anything outside could read: what the walk does not
 follow (`.numpy()`, `.tolist()`, pointers, kernels of C++ extensions) cannot compute with it, instead of taking it for
@@ -42,8 +42,8 @@ class Memory:
 
     def __init__(self, storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> None:
         self.storage, self.dtype, self.device = storage, dtype, device
-        self.base: Base | None = None  # that fills all of it, in order
-        self.codes: Tensor | None = None  # of a mixture, or where somebody has asked for them
+        self.base: Base | None = None  # the one that fills all of it, in order
+        self.codes: Tensor | None = None  # of a mixture, or once they have been requested
         self.version = 0  # number of writes
 
     @property
@@ -68,7 +68,7 @@ class Memory:
 
 
 def _until_written(fn: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Found out once about a tensor, until its memory is written to."""
+    """Cache a result about a tensor until its memory is written to."""
 
     @wraps(fn)
     def kept(self: Tracked) -> T:
@@ -111,7 +111,7 @@ class Tracked(Followed):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Outside of a walk only constants are left: what a model has kept of those it made meanwhile."""
+        """Outside a walk only constants remain: those made during the walk that a model has kept."""
         tensors = [t for t in tensors_in((args, kwargs)) if isinstance(t, Tracked)]
         if not all(t.constant for t in tensors):
             raise next(t.walk for t in tensors if not t.constant).lose(
@@ -122,7 +122,7 @@ class Tracked(Followed):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Nothing is followed here; but `x.data = y` exchanges the memory of a tensor without an operator."""
+        """Nothing is followed here, but `x.data = y` swaps the memory of a tensor without an operator."""
         if getattr(func, "__name__", "") == "__set__":
             raise TraceError(
                 "x.data = … on a value computed from the input is not followed. Use x.copy_(…), or a new tensor."
@@ -171,7 +171,7 @@ class Tracked(Followed):
         return base if covers else None
 
     def form(self, weights: Tensor | None = None) -> Form:
-        """What it owes to bases (Note [Bases and forms] of `values.py`), `weights` (≥ 0) being those of its entries."""
+        """Its form over the bases (Note [Bases and forms] of `values.py`), with `weights` (≥ 0) of its entries."""
         return self._form() if weights is None else form_of(self.codes, self.walk.bases, weights)
 
     @_until_written
@@ -200,7 +200,7 @@ class Tracked(Followed):
 
     @_until_written
     def alike(self) -> bool:
-        """Whether all samples are treated alike: of the same entries, in the same places."""
+        """Whether all samples are treated alike: they consist of the same entries, in the same places."""
         if self.memory.base is not None and self.batch_first:
             return True
         owner, codes = self.owners(), self.codes
@@ -227,7 +227,7 @@ class Tracked(Followed):
 
     @property
     def batch_first(self) -> bool:
-        """Whether axis 0 is known to be the batch, without a look at every entry."""
+        """Whether axis 0 is known to be the batch, without looking at every entry."""
         base, inner = self.memory.base, self.value
         return (
             base is not None

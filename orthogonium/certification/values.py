@@ -12,7 +12,7 @@ side add theirs. So the halves of one tensor, joined again after functions of co
 max(a, b) and not √(a² + b²): nothing has to know that they were halves.
 
 A base in turn is bounded by its *terms*, forms over earlier bases: `‖Δu‖ ≤ Σ_terms √form`. For any p > 0 with Σp = 1,
-`(Σ √form_t)² ≤ Σ form_t/p_t`, so that a base can be replaced by a form over earlier ones (it is *lifted*). Lifting the
+`(Σ √form_t)² ≤ Σ form_t/p_t`, so a base can be replaced by a form over earlier ones (it is *lifted*). Lifting the
 latest base again and again until one is left gives the constant of any value.
 
 Note [Rounding of constants]
@@ -48,7 +48,7 @@ def largest(w: Weights) -> float:
 
 def _times(w: Weights, factor: float) -> Weights:
     if math.isinf(factor) or (not isinstance(w, Tensor) and math.isinf(w)):
-        return math.inf  # what has no bound keeps none, not even behind a factor of 0
+        return math.inf  # an unbounded value stays unbounded, even after a factor of 0
     if factor == 1:
         return w
     return w * (factor * _UP) if isinstance(w, Tensor) else up(w * factor)
@@ -90,7 +90,7 @@ class Form(dict["Base", Weights]):
 
 @dataclass(eq=False)
 class Base:
-    """A computed tensor: what it owes to earlier ones, and where its samples are. Note [Bases and forms].
+    """A computed tensor: how it depends on earlier ones, and where its samples are. Note [Bases and forms].
 
     Attributes:
         number: in the order of the computation.
@@ -101,7 +101,7 @@ class Base:
         dtype: of the tensor.
         size: largest norm of a sample where the input of the network is 0.
         error: of the computed tensor against exact arithmetic.
-        reason: why there is no bound, if its operation has none that need be told unless the value is used.
+        reason: why there is no bound, if its operation has none; it is reported only if the value is used.
         origin: what computed it, for rules that know patterns of several operations.
     """
 
@@ -149,7 +149,7 @@ def sum_of(terms: Sequence[Form], weight: float = 1.0, rest: Form | None = None)
 
 
 def _shared(terms: Sequence[Form], shares: Sequence[float], weight: float) -> Form:
-    """`Σ form_t/p_t`; the shares may add up to 1 and a little less, by rounding."""
+    """`Σ form_t/p_t`; the shares may add up to slightly less than 1, by rounding."""
     total = Form()
     for term, share in zip(terms, shares, strict=True):
         total = total.plus(term.scaled(weight / share * (1 + 1e-14)))
@@ -157,14 +157,14 @@ def _shared(terms: Sequence[Form], shares: Sequence[float], weight: float) -> Fo
 
 
 def _best_shares(a: Form, b: Form, weight: float, rest: Form, first: list[float]) -> list[float]:
-    """Of two values made of one base, by golden sections of a convex function of the share."""
+    """The best shares for two values made of one base, by golden-section search on a convex function of the share."""
 
     def height(share: float) -> float:
         whole = _shared([a, b], [share, 1 - share], weight).plus(rest)
         return max(largest(w) for w in whole.values())
 
     if not any(isinstance(w, Tensor) for form in (a, b, rest) for w in form.values()):
-        return first  # without pieces the usual shares are the best
+        return first  # without pieces the usual shares are optimal
     low, high, ratio = 1e-6, 1 - 1e-6, (math.sqrt(5) - 1) / 2
     for _ in range(40):
         left, right = high - ratio * (high - low), low + ratio * (high - low)

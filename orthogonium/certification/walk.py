@@ -3,18 +3,18 @@
 Note [How a model is followed] The model runs once, on an input that stands for all inputs (`Tracked`, see Note
 [Memory] of `tracked.py`). Every ATen operator of that run comes here, below all Python: hooks, subclasses,
 `functional_call`, weights swapped in forward, exported programs and scripts have already happened. Operators are
-looked up by their overload object in a closed table (`rules`); what has no rule has no bound. Weights are the tensors
-that reach an operator, read at that moment; no attribute of a module is trusted, and modules only give their names to
-the report. An operator that writes in place is its functional counterpart followed by a write into memory and
-sources, by the schema that torch declares it with.
+looked up by their overload object in a closed table (`rules`); an operator without a rule has no bound. Weights are the
+tensors that reach an operator, read at that moment; no attribute of a module is trusted, and modules only give their
+names to the report. An operator that writes in place is treated as its functional counterpart followed by a write into
+memory and sources, according to its torch schema.
 
-What would turn values into Python numbers (`.item()`, `if x.sum() > 0`, `.numpy()`) raises `TraceError`. Samples must
-not meet: each entry of each tensor belongs to one sample of the batch. The walk is repeated with another batch size,
-and must give the same constants.
+Turning values into Python numbers (`.item()`, `if x.sum() > 0`, `.numpy()`) raises `TraceError`. Samples must not meet:
+each entry of each tensor belongs to one sample of the batch. The walk is repeated with another batch size, and must
+give the same constants.
 
-Note [As a whole] Some functions of ours are bounded by a theorem about all of their operations (`layers/whole.py`).
-One that is met is taken as a whole if it is the very function that the theorem is about: of a class of ours, with no
-method replaced.
+Note [As a whole] Some of our functions are bounded by a theorem about all of their operations (`layers/whole.py`). Such
+a function is taken as a whole if it is exactly the one the theorem is about: of one of our classes, with no method
+replaced.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _GENERAL = "Use operations with a bound, or divide the model so that this one li
 
 
 class Walk(Tensors, TorchDispatchMode):
-    """One walk: what was met, and what to do with operators. Note [How a model is followed].
+    """One walk: what was met, and how operators are treated. Note [How a model is followed].
 
     Args:
         rules: what is known of operators, by overload object.
-        patterns: what is known of several operators together; None where nothing is.
+        patterns: what is known of several operators together; returns None if nothing is.
         wholes: what is known of functions that are taken as a whole.
         advice: reason and remedy for operators without a rule, by name.
         places: which module is running.
@@ -75,7 +75,7 @@ class Walk(Tensors, TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         try:
             return self._dispatched(func, args, kwargs or {})
-        except BaseException as error:  # the model may catch it, and go on with something else
+        except BaseException as error:  # the model may catch it and carry on with something else
             self.lost = self.lost or error
             raise
 
@@ -124,7 +124,7 @@ class Walk(Tensors, TorchDispatchMode):
         return replaced(output, wrapped)
 
     def _random(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Any:
-        """Random numbers: another function at each call."""
+        """Random numbers: a different function at each call."""
         operands = [t for t in tensors if isinstance(t, Tracked)]
         if not all(t.constant for t in operands):
             call = Call(self, func, args, kwargs)
@@ -184,7 +184,7 @@ class Walk(Tensors, TorchDispatchMode):
         return tuple(output) if isinstance(output, list) and not isinstance(call.output, list) else output
 
     def _viewed(self, call: Call) -> Any:
-        """Views have their sources by themselves. Note [Memory]."""
+        """Views get their sources automatically. Note [Memory]."""
 
         def wrapped(t: Tensor) -> Tracked:
             memory = self.memories.find(t)
@@ -208,7 +208,7 @@ class Walk(Tensors, TorchDispatchMode):
         names = [a.name for a in functional._schema.arguments]
         call = Call(self, func, args, kwargs)
         viewed = functional(**{n: plain(call[n]) for n in names})
-        with no_dispatch():  # of the object itself, whose shape torch knows
+        with no_dispatch():  # on the object itself, whose shape torch knows
             func(*args, **kwargs)
         target.show(viewed)
         return target
@@ -246,7 +246,7 @@ class Walk(Tensors, TorchDispatchMode):
         sources = value.codes.clone() if isinstance(value, Tracked) and not value.constant else None
         target.value.copy_(value.value if isinstance(value, Tracked) else value)
         if sources is not None or not target.constant:
-            codes = target.codes  # before the base is forgotten, which it numbers
+            codes = target.codes  # before the base that numbers them is forgotten
             target.memory.written()
             codes.copy_(sources) if sources is not None else codes.zero_()
 

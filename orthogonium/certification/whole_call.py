@@ -1,4 +1,4 @@
-"""Functions of ours that are bounded by a theorem about all of their operations. Note [As a whole] of `walk.py`."""
+"""Our functions that are bounded by a theorem about all of their operations. Note [As a whole] of `walk.py`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WholeCall:
 
 
 def untouched(module: nn.Module) -> bool:
-    """Whether all methods of a layer are those of ours that its theorem is about. Note [As written]."""
+    """Whether all methods of a layer are our own, which its theorem is about. Note [As written]."""
     kind = parametrize.type_before_parametrizations(module)
     ours = next((parent for parent in kind.__mro__ if parent.__module__.startswith("orthogonium.")), None)
     return ours is not None and not overridden(module, ours)

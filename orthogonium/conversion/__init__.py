@@ -1,4 +1,4 @@
-"""From torch.nn to 1-Lipschitz: `convert` rebuilds a network of constrained layers and tells what it did."""
+"""From torch.nn to 1-Lipschitz: `convert` rebuilds a network from constrained layers and reports what it did."""
 
 from orthogonium.conversion.convert import convert
 from orthogonium.conversion.result import Change, Conversion, Refusal

@@ -1,4 +1,4 @@
-"""How far a network that kept its weights is still the one it was made from."""
+"""How closely a converted network that kept its weights still agrees with the original."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from orthogonium.errors import ParameterError
 
 _BATCH = 32
 _BATCHES = 16
-_NUMBERS = 2**22  # in all batches: of large images there are fewer
+_NUMBERS = 2**22  # in all batches: large images get fewer batches
 
 
 class Agreement(NamedTuple):
-    """Of two networks: see `Conversion`, whose attributes these are."""
+    """Agreement of two networks: see `Conversion`, which has these attributes."""
 
     cosine: float
     same_class: float | None
@@ -29,10 +29,10 @@ class Agreement(NamedTuple):
 
 @torch.no_grad()
 def agreement(before: nn.Module, after: nn.Module, shape: tuple[int, ...], changes: Sequence[Change]) -> Agreement:
-    """How far the outputs of two networks, on normal inputs, are the same up to a factor, and their classes.
+    """How closely two networks agree on normal inputs: in their outputs up to a factor, and in their classes.
 
-    It is measured, not derived from what is known of the changes. Where a softmax was taken off the end, what went into
-    it is compared, up to what it does not see: a constant along its axis.
+    It is measured, not derived from the changes. Where a softmax was removed from the end, its inputs are compared, up
+    to what a softmax ignores: a constant along its axis.
     """
     before, softmax = _without_softmax(before, changes)
     dtype, device = kind_of_input(before)
@@ -57,12 +57,12 @@ def _outputs(network: nn.Module, batches: Tensor) -> Tensor:
 
 
 def _without_softmax(network: nn.Module, changes: Sequence[Change]) -> tuple[nn.Module, nn.Module | None]:
-    """The network without the softmax that was taken off its end, and that, or None if there was none.
+    """The network without the softmax removed from its end, and that softmax, or None if there was none.
 
-    The logarithm of its output would not do: where it saturates, nothing is left of what went into it.
+    The logarithm of its output would not do: where the softmax saturates, its input cannot be recovered.
     """
     graph, _ = traced(network)
-    assert graph is not None  # or no weight could have been kept
+    assert graph is not None  # otherwise no weight could have been kept
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     last = output.args[0]
     if not isinstance(last, fx.Node):
@@ -79,22 +79,22 @@ def _without_softmax(network: nn.Module, changes: Sequence[Change]) -> tuple[nn.
 
 
 def _class_axis(softmax: Any, outputs: Tensor) -> int | None:
-    """That of a softmax, or of what looks like logits; None for other outputs."""
+    """The class axis of a softmax, or of what looks like logits; None for other outputs."""
     if softmax is None:
         return 1 if outputs.dim() == 2 and outputs.shape[1] > 1 else None
     if softmax.dim is not None:
         return int(softmax.dim)
-    return 0 if outputs.dim() in (1, 3) else 1  # what torch takes where no axis is given
+    return 0 if outputs.dim() in (1, 3) else 1  # torch's choice if no axis is given
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    """Of the outputs, seen from the mean of the old ones: 1 if and only if b is a positive multiple of a.
+    """Cosine of the outputs, relative to the mean of the old ones: 1 if and only if b is a positive multiple of a.
 
     A mean that dwarfs what depends on the input, as the bias of a head may do, would make any two networks look alike.
-    Of the new outputs the same mean is taken off, times the factor s by which the parts that vary fit best, so that
-    another offset counts as an error.
+    The same mean is subtracted from the new outputs, times the factor s for which the varying parts fit best, so a
+    different offset counts as an error.
     """
-    a, b = (y / y.abs().max().clamp_min(torch.finfo(y.dtype).tiny) for y in (a, b))  # many constants leave little
+    a, b = (y / y.abs().max().clamp_min(torch.finfo(y.dtype).tiny) for y in (a, b))  # many constants make them small
     mean = a.mean(0)
     u = a - mean
     size = u.square().sum()

@@ -1,4 +1,4 @@
-"""Constants other than 1 of a converted network: an equal share for each layer through which everything passes."""
+"""Constants other than 1 for a converted network: an equal share for each layer that everything passes through."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orthogonium.layers.scale import Scale, multiply_constants, parts
 def with_constant(network: nn.Module, lipschitz: float, keep: bool) -> nn.Module:
     """The network with `lipschitz` times its constant, `lipschitz^(1/n)` in each of the n layers that `series` finds.
 
-    Where there are none, and where weights are kept (with biases that belong to their size), the output is multiplied.
+    If there are none, or if weights are kept (whose biases go with their scale), the output is multiplied instead.
     """
     layers = [] if keep or not isinstance(network, fx.GraphModule) else series(network)
     if not layers:
@@ -21,10 +21,10 @@ def with_constant(network: nn.Module, lipschitz: float, keep: bool) -> nn.Module
 
 
 def series(network: fx.GraphModule) -> list[Constrained]:
-    """The constrained layers through which everything passes, once for each call: their constants multiply.
+    """The constrained layers that everything passes through, listed once per call: their constants multiply.
 
-    A node is passed by everything if no value from before it is used after it. Layers that are also called beside such
-    a value, or inside of another module, are left out.
+    Everything passes through a node if no value from before it is used after it. Layers that are also called in
+    parallel to such a value, or inside another module, are left out.
     """
     place = {node: i for i, node in enumerate(network.graph.nodes)}
     values: set[fx.Node] = set()

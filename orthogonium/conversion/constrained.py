@@ -1,11 +1,11 @@
-"""Convolutions and dense layers of a network as constrained ones.
+"""Turns convolutions and dense layers of a network into constrained ones.
 
 Note [Units]
-A constrained layer K cannot take over the size of a weight W, only its direction: `W ≈ cK`. Numbers behind it are c
-times smaller than they were, and so on through the network: each tensor has a unit, by which it was divided. ReLU,
-pooling and sums do not mind; biases and means are divided by the unit of what they are added to; branches that meet in
-other units are weighted by them (`ConvexSum`, `UnitConcat`). So the network is the one it was, up to one factor of its
-output and to what the layers of the set cannot say.
+A constrained layer K cannot take over the scale of a weight W, only its direction: `W ≈ cK`. The numbers after it are c
+times smaller than before, and so on through the network: each tensor has a unit, by which it was divided. ReLU, pooling
+and sums are not affected; biases and means are divided by the unit of what they are added to; branches that meet in
+different units are weighted by them (`ConvexSum`, `UnitConcat`). So the network stays the same, up to one factor on its
+output and to what constrained layers cannot represent.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Made:
     scale: float = 1.0  # c of Note [Units]
     note: str = ""
     distance: float | None = None
-    activated: bool = False  # whether the activation behind it is inside
+    activated: bool = False  # whether it contains the activation that followed
 
 
 def is_constrained(module: nn.Module) -> bool:
-    """Whether it is a layer of this library whose weight stays in its set; it was not made plain since."""
+    """Whether it is a layer of this library whose weight is still constrained, and has not been made plain since."""
     return isinstance(module, Constrained) and parametrize.is_parametrized(module, "weight")
 
 
@@ -71,7 +71,7 @@ def _is_depthwise(layer: Any) -> bool:
 
 
 def _candidates(layer: Any, settings: Settings, activation: nn.Module | None) -> Iterator[tuple[Method, str]]:
-    """Methods to try, with the reason why it is not the one that was asked for."""
+    """Methods to try, each with the reason why it is not the requested one."""
     method = METHODS[settings.method]
     if _is_depthwise(layer) and settings.method in ("aoc", "bcop"):
         yield METHODS["aol"], "one channel per group: an orthogonal kernel could only shift"
@@ -87,10 +87,10 @@ def _candidates(layer: Any, settings: Settings, activation: nn.Module | None) ->
 def constrained(
     layer: Any, settings: Settings, activation: nn.Module | None, sizes: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> Made:
-    """The constrained layer that takes the place of a plain one, from the input size to the output size on images.
+    """The constrained layer that replaces a plain one, with the given input and output sizes on images.
 
     Raises:
-        OrthogoniumError: if no method has a layer of this geometry.
+        OrthogoniumError: if no method has a layer with this geometry.
     """
     failure: OrthogoniumError | None = None
     for method, reason in _candidates(layer, settings, activation):
@@ -132,7 +132,7 @@ def _options(method: Method, layer: Any, settings: Settings, activation: nn.Modu
 
 
 def _keeps_sizes(made: nn.Module, layer: Any, sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Blocks on images have outputs of `⌈size / stride⌉`, which the layer may not have had."""
+    """Whether sizes stay: blocks on images have outputs of `⌈size / stride⌉`, which the layer may not have had."""
     if isinstance(layer, nn.Linear):
         return True
     stride = layer.stride if not layer.transposed else (1,) * len(sizes[0])
@@ -142,7 +142,7 @@ def _keeps_sizes(made: nn.Module, layer: Any, sizes: tuple[tuple[int, ...], tupl
 def _feasible(
     layer: Any, inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """The layer; then, if it strides beyond its kernel, with the smallest sizes for which orthogonal ones always exist.
+    """The layer; then, if its stride exceeds its kernel, with the smallest kernels that can always be orthogonal.
 
     Taps stay on their pixels: tap t of a dilated kernel is the tap `d·t` of one without dilation. Windows begin where
     they did: those of "same", which gives `⌈size / stride⌉` outputs for images of every size, if they begin there with
@@ -171,7 +171,7 @@ def _feasible(
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis of a strided convolution, of which tap t meets the pixel `dilation·t − padding` of a window."""
+    """One axis of a strided convolution, whose tap t meets the pixel `dilation·t − padding` of a window."""
 
     kernel: int
     stride: int
@@ -189,7 +189,7 @@ class _Axis:
 
     @property
     def reaching(self) -> int:
-        """The smallest size whose windows, of "same", have a pixel for each tap."""
+        """The smallest size for which "same" windows have a pixel for each tap."""
         last = self.dilation * (self.kernel - 1) - self.padding
         sizes = (k for k in count(self.smallest) if self.padding <= self.left_of_same(k) < k - last)
         return next(sizes)

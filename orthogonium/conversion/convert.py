@@ -26,7 +26,7 @@ from orthogonium.conversion.tracing import shapes_of, traced
 from orthogonium.errors import ParameterError
 from orthogonium.methods import METHODS
 
-_ROUNDING = 1.01  # of a bound, at most: the head makes up for it
+_ROUNDING = 1.01  # largest rounding of a bound that the head makes up for
 _WRITTEN = "The forward pass writes into it, whatever the input. That is left out: do it beside the forward pass."
 
 
@@ -43,29 +43,29 @@ def convert(
     steps: int = 200,
     **options: Any,
 ) -> Conversion:
-    """A network of torch.nn as a 1-Lipschitz one, with a table of what was changed and a bound of the result.
+    """Convert a network of torch.nn to a 1-Lipschitz one, with a table of the changes and a bound of the result.
 
     Convolutions and dense layers become constrained layers of the method; batch normalization becomes centering; ReLU
-    and its like become MaxMin, or stay; pooling is divided by its constant; sums of branches become convex,
-    concatenations get weights of norm 1; a softmax at the end goes. Shapes stay as they are. Strided kernels that
-    cannot be orthogonal get the smallest size that can. What has no bound stays, is listed in `refused`, and the bound
-    of the result tells the truth.
+    and similar activations become MaxMin, or stay; pooling is divided by its constant; sums of branches become convex;
+    concatenations get weights of norm 1; a softmax at the end is removed. Shapes do not change. Strided kernels that
+    cannot be orthogonal get the smallest size that can. Anything without a bound stays and is listed in `refused`, and
+    the bound of the result accounts for it.
 
     Args:
-        model: any module from one tensor to one tensor. It is left as it is.
-        input_shape: of one sample, without the batch.
-        method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" takes its place.
+        model: any module that maps one tensor to one tensor. It is left unchanged.
+        input_shape: shape of one sample, without the batch dimension.
+        method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" is used.
         weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones,
-            with biases, means and gates in the units that this implies, so that the network starts near the one it was:
-            how near is measured (`agreement` and `same_class` of the result).
-        activation: "maxmin" for MaxMin in the place of ReLU and its like, "keep" to leave them (divided by their
+            with biases, means and gates in the units that this implies, so the network starts close to the original.
+            How close is measured (`agreement` and `same_class` of the result).
+        activation: "maxmin" to replace ReLU and similar activations by MaxMin, "keep" to leave them (divided by their
             constant where that exceeds 1). By default "maxmin" for new weights, "keep" for kept ones.
-        padding_mode: of all convolutions; None leaves zeros and makes other modes circular.
-        lipschitz: constant of the whole network: `lipschitz^(1/n)` for each of the n layers through which everything
-            passes. With kept weights, which go with their biases, it multiplies the output instead.
+        padding_mode: padding mode of all convolutions; None keeps zeros and makes other modes circular.
+        lipschitz: constant of the whole network: `lipschitz^(1/n)` for each of the n layers that everything passes
+            through. With kept weights, which go with their biases, it multiplies the output instead.
         learnable: whether the gates of sums and concatenations are trained.
-        steps: of the fit of each kernel that has no formula, with `weights="keep"`.
-        options: of the layers of the method, such as `niter` or `ortho_params`.
+        steps: steps of the fit of each kernel that has no closed form, with `weights="keep"`.
+        options: options of the method's layers, such as `niter` or `ortho_params`.
 
     >>> from orthogonium import convert
     >>> conv = nn.Conv2d(1, 8, 3, padding=1)
@@ -102,7 +102,7 @@ def convert(
     bound = _bound(new.eval(), shape, refused)
     head = None if graph is None else converter.head()
     if head is not None and lipschitz < bound <= lipschitz * _ROUNDING:
-        head.lipschitz *= lipschitz / bound  # what the rounding of all layers adds up to
+        head.lipschitz *= lipschitz / bound  # compensates the accumulated rounding of all layers
         bound = _bound(new, shape, refused)
     refused += expansions(new, shape, bound, lipschitz, refused)
     agrees = agreement(deepcopy(model).eval(), new, shape, changes) if keep else (None, None)
@@ -112,7 +112,7 @@ def convert(
 
 
 def _lost(model: nn.Module) -> list[Refusal]:
-    """What a module is beside its forward pass, and its copy in a graph is not."""
+    """What a module has besides its forward pass that its copy in a graph lacks."""
     lost: list[Refusal] = []
     owners: dict[nn.Parameter, str] = {}
     for name, module in model.named_modules():
@@ -161,7 +161,7 @@ def _check(model: nn.Module, method: str, weights: str, activation: str | None, 
 
 
 def _bound(model: nn.Module, shape: tuple[int, ...], refused: list[Refusal]) -> float:
-    """The certified constant, ∞ if there is none; the causes join those that are known."""
+    """The certified constant, ∞ if there is none; the causes are added to `refused`."""
     try:
         return lipschitz_bound(model, shape).value
     except UnboundedError as error:

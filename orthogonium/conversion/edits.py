@@ -1,4 +1,4 @@
-"""Edits of a graph: modules in the place of nodes, and the record of what was replaced or refused."""
+"""Edits of a graph: modules in place of nodes, and the record of what was replaced or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Edits:
         self, node: fx.Node, new: nn.Module, old: nn.Module, note: str = "", distance: float | None = None,
         per_call: bool = False,
     ) -> None:  # fmt: skip
-        """Put a module in the place of another, or of a function; `per_call` leaves other calls of the module alone."""
+        """Put a module in place of another, or of a function; `per_call` leaves other calls of the module alone."""
         self.changes.append(Change(name_of(node), describe(old), describe(new), note, distance))
         shared = node.op == "call_module" and len(self._calls(str(node.target))) > 1
         if node.op == "call_module" and not (per_call and shared):
@@ -55,7 +55,7 @@ class Edits:
 
 
 def attribute_of(model: nn.Module, path: str) -> Any:
-    """A parameter, buffer or other attribute, by its name in the whole."""
+    """A parameter, buffer or other attribute, by its full name."""
     owner, _, name = path.rpartition(".")
     return getattr(model.get_submodule(owner), name)
 

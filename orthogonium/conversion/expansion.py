@@ -1,4 +1,4 @@
-"""Networks that expand although everything was converted: what makes them do so."""
+"""Why a network expands although everything was converted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALLOWED = 1e-3  # relative, beyond the constant that was asked for
 def expansions(
     model: nn.Module, shape: tuple[int, ...], bound: float, lipschitz: float, refused: Sequence[Refusal]
 ) -> list[Refusal]:
-    """The operations whose factors bring the bound above `lipschitz`, if nothing that was refused explains it."""
+    """The operations whose factors raise the bound above `lipschitz`, if no refusal explains it."""
     limit = lipschitz * (1 + _ALLOWED)
     if refused or math.isinf(bound) or bound <= limit:
         return []

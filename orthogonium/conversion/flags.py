@@ -1,4 +1,4 @@
-"""What is trained, and which modules are in training mode: in a new network as in the one it was made from."""
+"""Carries over what is trained, and which modules are in training mode, from the original to the new network."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from orthogonium.conversion.scaled import Scaled
 
 
 def take_over_flags(model: nn.Module, new: nn.Module, held: set[Tensor]) -> None:
-    """Freeze what takes the place of frozen parameters, and give every module the mode of the one it stands for.
+    """Freeze what replaces frozen parameters, and give every module the mode of the one it stands for.
 
-    Parameters that were `held` before the conversion are still those of the model, and have their flags.
+    Parameters that were `held` before the conversion still belong to the model and keep their flags.
     """
     modes = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
-    new.train(model.training)  # so that constraints forget the weights that they keep in eval
+    new.train(model.training)  # so that constraints drop the weights they cache in eval mode
     for module, path in _places(new, modes.keys()).items():
         for inner, part in module.named_modules():
             part.training = modes.get(".".join(filter(None, (path, inner))), modes[path])
@@ -25,14 +25,14 @@ def take_over_flags(model: nn.Module, new: nn.Module, held: set[Tensor]) -> None
 
 
 def _places(new: nn.Module, known: Collection[str]) -> dict[nn.Module, str]:
-    """The modules of a new network, outer ones first, and where those that they stand for are in the old one.
+    """The modules of a new network, outer ones first, and the places in the old one of those they stand for.
 
     In a graph, modules may have names of their own, which mean nothing in the old network: a node knows the innermost
-    module in whose call it was recorded, which is the one it replaces or, of functions and sums, the one that called.
+    module in whose call it was recorded, which is the one it replaces or, for functions and sums, the caller.
     """
     places = {module: path for path, module in new.named_modules() if path in known}
     if isinstance(new, fx.GraphModule):
-        # `fx` makes modules without a class of what only contains others.
+        # `fx` turns mere containers into modules without a class of their own.
         places = {module: path for module, path in places.items() if module is new or type(module) is nn.Module}
         for node in new.graph.nodes:
             if node.op == "call_module":
@@ -42,9 +42,9 @@ def _places(new: nn.Module, known: Collection[str]) -> dict[nn.Module, str]:
 
 
 def _is_trained(model: nn.Module, path: str, name: str) -> bool:
-    """Whether a new parameter is: as the bias, or else the weight, at its place was; in a new place, as what is around.
+    """Whether a new parameter is trained: as the bias or weight at its place was; in a new place, as its surroundings.
 
-    A weight has other names where it is parametrized: it is everything but the bias.
+    A parametrized weight has other names: it is everything but the bias.
     """
     old = dict(model.get_submodule(path).named_parameters())
     like = [p for own, p in old.items() if (own == "bias") == (name == "bias")] or list(old.values())

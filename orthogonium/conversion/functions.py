@@ -1,4 +1,4 @@
-"""Functions that a forward calls, as the modules that do the same: rules are written for modules only."""
+"""Functions called in a forward pass, as modules that do the same: rules are written for modules only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FUNCTIONS: dict[Any, _Entry] = {
 SUMS = {operator.add: 1, torch.add: 1, "add": 1, "add_": 1}
 SUMS |= {operator.sub: -1, torch.sub: -1, "sub": -1, "sub_": -1}
 CONCATENATIONS = {torch.cat, torch.concat, torch.concatenate}
-# They move entries, or tell sizes: no distance grows.
+# They move entries, or read sizes: no distance grows.
 MOVEMENT = {
     torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze,
     torch.chunk, torch.split,
@@ -67,12 +67,12 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "
 
 
 def normalize(node: fx.Node) -> None:
-    """Inputs of modules and arguments of the functions above by position, under the names of torch, not of numpy.
+    """Pass inputs of modules and arguments of the functions above by position, with torch's names instead of numpy's.
 
     `y += z` becomes `y = y + z`: only its result is read.
     """
     order: tuple[str, ...]
-    if node.op == "call_module" and not node.args and "input" in node.kwargs:  # modules of torch call it so
+    if node.op == "call_module" and not node.args and "input" in node.kwargs:  # its name in torch's modules
         node.args, node.kwargs = (node.kwargs["input"],), {k: v for k, v in node.kwargs.items() if k != "input"}
     if node.op not in ("call_function", "call_method"):
         return
@@ -122,7 +122,7 @@ class _Slot:
 
 
 class Call(nn.Module):
-    """A function or method of a node, as a module of the one value among its arguments; others are `constants`."""
+    """A function or method of a node, as a module of the only value among its arguments; others are `constants`."""
 
     def __init__(self, node: fx.Node, constants: Mapping[fx.Node, Tensor]) -> None:
         super().__init__()

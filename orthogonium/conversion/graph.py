@@ -1,4 +1,4 @@
-"""The walk through the graph: each node is left, replaced, or refused, and the unit of its output is known."""
+"""The walk through the graph: each node is kept, replaced or refused, and the unit of its output is recorded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Converter(Edits):
         self.settings = settings
         self._replaced: dict[
             str, tuple[float, float]
-        ] = {}  # of modules that are called again: divisor, unit of the input
+        ] = {}  # for modules that are called again: divisor, unit of the input
         self._folded: dict[
             int, Tensor | None
         ] = {}  # normalizations whose scale is in the layer before: bias of that layer
@@ -60,7 +60,7 @@ class Converter(Edits):
         return self.model
 
     def head(self) -> Constrained | None:
-        """The constrained layer that everything passes last, if there is one."""
+        """The last constrained layer that everything passes through, if there is one."""
         (output,) = (node for node in self.model.graph.nodes if node.op == "output")
         node = output
         while len(node.all_input_nodes) == 1:
@@ -75,7 +75,7 @@ class Converter(Edits):
         if not inputs:
             return  # a constant
         self.units[node] = self.units[inputs[0]]
-        if "lost_to" in node.meta:  # modules in the place of a write have results of their own
+        if "lost_to" in node.meta:  # modules that replace a write have results of their own
             self._refuse(
                 node,
                 f"It writes into a tensor that {node.meta['lost_to']} reads afterwards, by itself or as a view. Write "
@@ -120,14 +120,14 @@ class Converter(Edits):
             self._remember(node, result.divided, _has_state(module))
 
     def _remember(self, node: fx.Node, divided: float, once: bool = True) -> None:
-        """Units behind a node; modules with parameters or statistics are replaced `once`, others for each call."""
+        """Record the unit after a node; modules with parameters or statistics are replaced `once`, others per call."""
         unit = self.units[node]
         self.units[node] = unit * divided
         if node.op == "call_module" and once:
             self._replaced.setdefault(str(node.target), (divided, unit))
 
     def _again(self, node: fx.Node, module: nn.Module, unit: float) -> None:
-        """A module that was met before, and replaced for the unit that values had there."""
+        """A module that was met before, and was replaced for the unit that values had there."""
         divided, before = self._replaced[str(node.target)]
         self.units[node] = unit * divided
         state = (name for name, _ in (*module.named_parameters(), *module.named_buffers()))
@@ -147,7 +147,7 @@ class Converter(Edits):
         return Place(shape[1:], self.units[source], self._channel_axis(source, len(shape)), at_the_end)
 
     def _channel_axis(self, node: fx.Node, rank: int) -> int:
-        """The last one behind a dense layer, else the second."""
+        """The last axis after a dense layer, else the second."""
         while rank > 2 and node.op.startswith("call"):
             if node.op == "call_module" and isinstance(self.model.get_submodule(str(node.target)), nn.Linear):
                 return rank - 1
@@ -176,10 +176,10 @@ class Converter(Edits):
         self._remember(node, made.scale)
 
     def _constrained(self, node: fx.Node, layer: Any, unit: float) -> None:
-        """A layer that is constrained already stays, its bias in the unit of its input.
+        """A layer that is already constrained stays, with its bias in the unit of its input.
 
-        A scale that is to be kept makes another one of it; unless there is none, as of a kernel as large as the image:
-        then the normalization loses its scale, and says so.
+        If a scale is to be kept, another constrained layer replaces it. If there is none, as for a kernel as large as
+        the image, the normalization loses its scale, and this is noted.
         """
         if self._norm_to_keep(node) is not None:
             try:
@@ -195,7 +195,7 @@ class Converter(Edits):
         self._remember(node, 1.0)
 
     def _norm_to_keep(self, node: fx.Node) -> Any:
-        """The batch normalization behind a layer whose scale can go into its weight, where weights are kept."""
+        """The batch normalization after a layer whose weight can absorb its scale, if weights are kept."""
         if not self.settings.keep:
             return None
         follower = next(iter(node.users)) if len(node.users) == 1 else None
@@ -210,7 +210,7 @@ class Converter(Edits):
         return module if isinstance(module, BATCH_NORM) and once and not other_axis else None
 
     def _activation_behind(self, node: fx.Node) -> tuple[nn.Module | None, fx.Node | None]:
-        """The activation that alone reads this node, maybe behind a normalization, as a layer may hold it inside."""
+        """The activation that is the only reader of this node, maybe after a normalization: a layer may contain it."""
         if not METHODS[self.settings.method].activated:
             return None, None
         while len(node.users) == 1:
@@ -237,7 +237,7 @@ class Converter(Edits):
         shape = shape_of(node)
         values = [n for n in inputs if shape_of(n) is not None]
         if shape is not None and not any("tensor_meta" in n.meta for n in inputs):
-            del self.units[node]  # of sizes alone: a constant
+            del self.units[node]  # computed from sizes alone: a constant
         elif node.target in CONCATENATIONS and len(values) > 1:
             self._concatenate(node, values)
         elif node.target in SUMS and len(values) == 2:
@@ -306,7 +306,7 @@ class Converter(Edits):
             )
 
     def _indices(self, node: fx.Node, value: fx.Node) -> dict[fx.Node, Tensor]:
-        """Tensors of integers or booleans among the arguments of a function, which no optimizer changes."""
+        """Integer or boolean tensors among the arguments of a function, which no optimizer changes."""
         found: dict[fx.Node, Tensor] = {}
         for source in node.all_input_nodes:
             held = attribute_of(self.model, str(source.target)) if source.op == "get_attr" else None
@@ -319,7 +319,7 @@ class Converter(Edits):
         return found
 
     def _spread(self, node: fx.Node, value: fx.Node) -> fx.Node:
-        """The value, divided by what its broadcasting in a sum multiplies distances by: each entry is repeated."""
+        """The value, divided by the factor by which broadcasting in a sum increases distances: it repeats entries."""
         before, after = shape_of(value), shape_of(node)
         assert before is not None and after is not None
         if before == after:
@@ -341,7 +341,7 @@ class Converter(Edits):
         return divided
 
     def _shift(self, node: fx.Node, value: fx.Node) -> None:
-        """A constant that is added comes in the unit of the value."""
+        """Bring an added constant into the unit of the value."""
         value = self._spread(node, value)
         unit = self.units[value]
         if unit == 1:
@@ -363,7 +363,7 @@ class Converter(Edits):
 
 
 def _beside_constants(node: fx.Node, values: list[fx.Node]) -> bool:
-    """Whether a value is concatenated once, with constants alone: distances stay as they are."""
+    """Whether a value is concatenated once, with constants only: distances do not change."""
     listed = node.args[0]
     return isinstance(listed, list | tuple) and [x for x in listed if x in values] == values and not node.kwargs
 

@@ -1,4 +1,4 @@
-"""Networks whose forward pass cannot be traced: their modules are replaced one by one, with the shapes of one call."""
+"""Networks whose forward pass cannot be traced: their modules are replaced one by one, using the shapes of one call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shapes = dict[nn.Module, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def _leaves(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules without others inside, but for parametrizations of their own."""
+    """Modules without submodules other than their own parametrizations."""
     inside = {part for m in model.modules() if parametrize.is_parametrized(m) for part in _parametrizations(m)}
     return {
         name: m
@@ -37,7 +37,7 @@ def _parametrizations(module: nn.Module) -> Iterable[nn.Module]:
 
 
 def _shapes(model: nn.Module, shape: tuple[int, ...]) -> Shapes:
-    """Shapes of input and output of every module without others inside that one call meets."""
+    """Input and output shapes of every module without submodules that one call reaches."""
     seen: Shapes = {}
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -74,7 +74,7 @@ def convert_modules(model: nn.Module, shape: tuple[int, ...], settings: Settings
             continue
         if new is not None:
             changes.append(Change(name, describe(module), describe(new), text))
-            for parent in list(model.modules()):  # wherever it is shared
+            for parent in list(model.modules()):  # wherever the module is shared
                 for key, child in list(parent._modules.items()):
                     if child is module:
                         setattr(parent, key, new)

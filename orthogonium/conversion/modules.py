@@ -33,7 +33,7 @@ _MAX_POOL = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
 _AVG_POOL = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _ADAPTIVE_AVG = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_SIZES = (1e-4, 1e-2, 1.0, 1e2, 1e4)  # of inputs at which functions are tried
+_SIZES = (1e-4, 1e-2, 1.0, 1e2, 1e4)  # sizes of the inputs on which functions are tried
 
 
 class CannotConvertError(OrthogoniumError):
@@ -42,7 +42,7 @@ class CannotConvertError(OrthogoniumError):
 
 @dataclass(frozen=True)
 class Result:
-    """What takes the place of a module (None: the module itself), and by what its outputs were divided."""
+    """The replacement of a module (None: the module itself), and the number its outputs were divided by."""
 
     module: nn.Module | None = None
     divided: float = 1.0
@@ -51,13 +51,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a module stands.
+    """The place of a module in the network.
 
     Attributes:
-        shape: of one input.
-        unit: in which it comes. Note [Units] of `constrained.py`.
-        axis: of the channels, in a batch.
-        at_the_end: whether its output is that of the network.
+        shape: shape of one input.
+        unit: unit of the input. Note [Units] of `constrained.py`.
+        axis: axis of the channels, in a batch.
+        at_the_end: whether its output is the output of the network.
     """
 
     shape: tuple[int, ...]
@@ -108,13 +108,13 @@ def replace(module: nn.Module, place: Place, activation: str) -> Result:
 
 
 def stays(module: nn.Module) -> bool:
-    """Whether it moves entries only, or is of this library."""
+    """Whether it only moves entries, or belongs to this library."""
     kind = parametrize.type_before_parametrizations(module)
     return isinstance(module, _HARMLESS) or kind.__module__.startswith("orthogonium.")
 
 
 def _in_its_unit(module: nn.Module, place: Place) -> Result:
-    """The module; between the units it was made for, if these matter."""
+    """The module, between conversions to and from its original unit if units matter."""
     without_state = next((False for _ in (*module.parameters(), *module.buffers())), True)
     if isinstance(module, _HARMLESS) or place.unit == 1 or without_state and is_homogeneous(module, place.shape):
         return Result()
@@ -159,7 +159,7 @@ def _adaptive(module: Any, place: Place) -> Result:
 
 
 def _centering(module: Any, place: Place) -> Result:
-    """The mean is subtracted as before; the division goes, which has no bound."""
+    """The mean is subtracted as before; the division, which has no bound, is dropped."""
     note = "without the division, which has no bound, and with a new bias"
     held = next(module.parameters(), None)
     kind = {} if held is None else {"device": held.device, "dtype": held.dtype}
@@ -185,14 +185,14 @@ def _fixed_slope(module: Any) -> Result:
 
 
 def is_homogeneous(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether `fn(2x) = 2 fn(x)`, for inputs of all sizes, so that units do not matter."""
+    """Whether `fn(2x) = 2 fn(x)` for inputs of all sizes, so units do not matter."""
     x = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return all(torch.allclose(module(2 * s * x), 2 * module(s * x), atol=1e-8 * s) for s in _SIZES)
 
 
 def _divided(module: nn.Module, place: Place) -> Result:
-    """Any other function: divided by its constant, if that exceeds 1, and in its own units if these matter."""
+    """Any other function: divided by its constant if that exceeds 1, and in its own units if they matter."""
     constant = constant_of(module, place.shape)
     unit = 1.0 if place.unit == 1 or is_homogeneous(module, place.shape) else place.unit
     if constant <= 1 + 1e-6 and unit == 1:

@@ -1,4 +1,4 @@
-"""Batch normalization as centering, with its scale in the layer before it where weights are kept."""
+"""Batch normalization as centering; if weights are kept, its scale moves into the layer before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITHOUT_DIVISION = "without the division"
 
 
 class SignedCentering(nn.Module):
-    """Centering, and each channel by its sign, 1 or −1: a reflection keeps all distances."""
+    """Centering, with each channel multiplied by its sign, 1 or −1: a reflection keeps all distances."""
 
     signs: Tensor
 
@@ -36,7 +36,7 @@ class SignedCentering(nn.Module):
 
 
 def channel_scale(norm: Any) -> Tensor:
-    """By what batch normalization multiplies each channel, in eval."""
+    """The factor by which batch normalization multiplies each channel in eval mode."""
     if norm.running_var is None:
         scale = torch.ones(norm.num_features)
     else:
@@ -45,14 +45,14 @@ def channel_scale(norm: Any) -> Tensor:
 
 
 def folded(layer: Any, norm: Any) -> Any:
-    """A copy of the layer with the scale of the normalization behind it in its weight, and no bias.
+    """A copy of the layer with the scale of the following normalization in its weight, and no bias.
 
-    The weight of a parametrized layer is computed at each read, so that nothing can be written into it: the copy has a
-    plain one.
+    The weight of a parametrized layer is computed at each access, so nothing can be written into it: the copy has a
+    plain weight.
     """
     copy = deepcopy(layer)
     if parametrize.is_parametrized(copy):
-        # A copy of a layer of torch shares the class of the original, which is to keep its weight.
+        # A copy of a torch layer shares the class of the original, which must keep its weight.
         give_own_class(copy, parametrize.type_before_parametrizations(copy))
         for name in list(copy.parametrizations):
             parametrize.remove_parametrizations(copy, name)
@@ -70,23 +70,23 @@ def folded(layer: Any, norm: Any) -> Any:
 
 
 def centering(norm: Any) -> BatchCentering:
-    """Centering of as many channels, with new means and biases."""
+    """Centering with the same number of channels, and new means and biases."""
     held = norm.running_mean
     kind = {} if held is None else {"device": held.device, "dtype": held.dtype}
     return BatchCentering(norm.num_features, norm.momentum, **kind)
 
 
 def kept_centering(norm: Any, unit: float, in_layer: bool, bias: Tensor | None) -> tuple[nn.Module, float, str]:
-    """Centering by the means and biases of a normalization, behind values of a unit: Note [Units] of `constrained.py`.
+    """Centering by the means and biases of a normalization, for inputs in a unit: Note [Units] of `constrained.py`.
 
     Args:
         norm: the normalization.
-        unit: of its input.
-        in_layer: whether its scale is in the layer before.
-        bias: of that layer, which the means take over.
+        unit: unit of its input.
+        in_layer: whether its scale is in the layer before it.
+        bias: bias of that layer, which the means absorb.
 
     Returns:
-        The module, by what its outputs are divided, and what is to be said of it.
+        The module, the number its outputs are divided by, and a note for the report.
     """
     new, scale = centering(norm), channel_scale(norm)
     mean = torch.zeros_like(scale) if norm.running_mean is None else norm.running_mean

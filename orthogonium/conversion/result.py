@@ -1,4 +1,4 @@
-"""What a conversion gives: the network, every change, what could not be converted, and the bound of the whole."""
+"""The result of a conversion: the network, every change, what could not be converted, and the bound of the whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Change:
         before: what it was.
         after: what it is now.
         note: why, or what was lost.
-        distance: of a weight that was kept, relative and up to scale.
+        distance: relative distance to the original weight, up to scale, if it was kept.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What could not be converted: its place, what it is, and why. It is left as it was."""
+    """Something that could not be converted: its place, what it is, and why. It is left unchanged."""
 
     name: str
     operation: str
@@ -64,16 +64,16 @@ class Conversion:
     """What `convert` returns.
 
     Attributes:
-        model: the new network. The one that was given is left as it was.
+        model: the new network. The original is left unchanged.
         changes: every module and operation that was replaced; print it.
-        refused: what could not be converted, and why; empty if everything was.
+        refused: what could not be converted, and why; empty if everything was converted.
         bound: Lipschitz constant of the new network by `orthogonium.lipschitz_bound` in eval mode, ∞ if there is none.
-        agreement: with kept weights, the cosine between what the outputs of the new network and of the old one make of
-            normal inputs, beyond the mean of the old ones: 1 if they agree up to a factor (where a softmax was taken
-            off, logits are compared, up to a constant for each sample). None with new weights.
-        same_class: with kept weights, the share of these inputs that both networks give the same class, the largest
-            output. None with new weights, and where outputs are no logits: neither of shape (batch, classes) nor those
-            of a softmax.
+        agreement: with kept weights, the cosine between the outputs of the new and the old network on normal inputs,
+            relative to the mean of the old ones: 1 if they agree up to a factor (where a softmax was removed, logits
+            are compared, up to a constant for each sample). None with new weights.
+        same_class: with kept weights, the fraction of these inputs to which both networks give the same class (the
+            largest output). None with new weights, or if outputs are not logits: neither of shape (batch, classes) nor
+            from a softmax.
     """
 
     model: nn.Module

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class Scaled(nn.Module):
-    """`factor · fn(unit · x) / unit`: a module between other units than it was made for.
+    """`factor · fn(unit · x) / unit`: a module used in other units than it was made for.
 
-    For functions with `fn(ux) = u fn(x)` the unit does not matter, and is 1. Both numbers depend on the weights that a
+    For functions with `fn(ux) = u fn(x)` the unit does not matter and is 1. Both numbers depend on the weights that a
     conversion kept, so they are part of the state.
     """
 
@@ -24,11 +24,11 @@ class Scaled(nn.Module):
         return y if scale == 1 else y * scale
 
     def get_extra_state(self) -> Tensor:
-        """The two numbers, as a tensor, which every format can save."""
+        """The two numbers as a tensor, which every format can save."""
         return torch.tensor([self.factor, self.unit], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Those of the network that was saved."""
+        """Restore the two numbers of a saved network."""
         self.factor, self.unit = state.tolist()
 
     def extra_repr(self) -> str:

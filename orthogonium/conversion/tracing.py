@@ -16,14 +16,14 @@ from orthogonium.layers.wrappers import UNTRACEABLE
 
 def _augmented(operation: Callable[..., Any]) -> Callable[..., fx.Proxy]:
     def write(self: fx.Proxy, other: Any) -> fx.Proxy:
-        name = operation.__name__.removeprefix("i")  # as the same without a write is called
+        name = operation.__name__.removeprefix("i")  # the name of the operation that does not write
         return self.tracer.create_proxy("call_function", operation, (self, other), {}, name)
 
     return write
 
 
 class _Proxy(fx.Proxy):
-    """A value in the trace, which knows `y += z` from `y = y + z`: the first writes into a tensor."""
+    """A value in the trace that tells `y += z` from `y = y + z`: the first writes into a tensor."""
 
     __iadd__ = _augmented(operator.iadd)
     __isub__ = _augmented(operator.isub)
@@ -35,7 +35,7 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Modules of torch and of this library are leaves; those with a forward pass of the user are traced through."""
+    """Modules of torch and of this library are leaves; those with a user-defined forward pass are traced through."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         home = getattr(type(m).forward, "__module__", None) or ""  # of code without a module there is none
@@ -53,10 +53,10 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> tuple[fx.GraphModule | None, str]:
-    """The graph of the forward pass; or None, and why there is none.
+    """The graph of the forward pass, or None and the reason why there is none.
 
-    Tensors of the model that the forward pass writes into, whatever its input, are `meta["written"]` of the graph:
-    such writes happen in the trace, and not in the graph.
+    Tensors of the model that the forward pass writes into, whatever its input, are in `meta["written"]` of the graph:
+    such writes happen in the trace and are not in the graph.
     """
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     versions = {name: tensor._version for name, tensor in held.items() if not tensor.is_inference()}
@@ -82,6 +82,6 @@ def shapes_of(graph: fx.GraphModule, x: Tensor) -> None:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...] | None:
-    """Of a tensor, the batch first; None for anything else."""
+    """The shape of a tensor, batch first; None for anything else."""
     shape = getattr(node.meta.get("tensor_meta"), "shape", None)
     return None if shape is None else tuple(shape)

@@ -1,8 +1,8 @@
-"""Writes into tensors that are read elsewhere: by which node, and who reads what was written.
+"""Writes into tensors that are read elsewhere: which node writes, and which nodes read the result.
 
-Modules that take the place of a write have results of their own: nothing is written any more, and what is read must be
-those results. Whether a tensor is read elsewhere is seen in a run: views share memory with what they are views of,
-whatever function made them.
+Modules that replace a write have results of their own: nothing is written any more, and those results must be read
+instead. A run shows whether a tensor is read elsewhere: views share memory with what they are views of, whatever
+function made them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 
 class RecordedRun(ShapeProp):
-    """A run of a graph, after which the meta of its nodes has shapes, and `lost_to` of writes: who reads them."""
+    """A run of a graph that stores shapes in the `meta` of its nodes, and for writes `lost_to`: who reads them."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
-        self._values: dict[fx.Node, list[Tensor]] = {}  # all of them are kept, so that no memory is used twice
+        self._values: dict[fx.Node, list[Tensor]] = {}  # all of them are kept, so no memory is reused
         self._writes: list[tuple[fx.Node, fx.Node]] = []  # and the values that they write into
 
     def run_node(self, n: fx.Node) -> Any:
-        """What the node computes; which of its inputs have changed is noted."""
+        """Run a node, and note which of its inputs have changed."""
         before = {source: _versions(self._values[source]) for source in n.all_input_nodes}
         result = super().run_node(n)
         self._values[n] = _tensors(result)
@@ -34,7 +34,7 @@ class RecordedRun(ShapeProp):
         return result
 
     def note_lost_writes(self) -> None:
-        """Readers of tensors that were written into before, but for those of the result of the write."""
+        """Note readers of tensors that were written into before, other than readers of the result of the write."""
         place = {node: i for i, node in enumerate(self._values)}
         for write, written in self._writes:
             for value in self._values:
@@ -45,7 +45,7 @@ class RecordedRun(ShapeProp):
                     break
 
     def _reads(self, node: fx.Node) -> bool:
-        """Whether it looks at entries, not only at sizes."""
+        """Whether it reads entries, not only sizes."""
         return node.op == "output" or bool(self._values[node])
 
     def _overlap(self, a: fx.Node, b: fx.Node) -> bool:
@@ -61,7 +61,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    """The counters by which autograd notices writes; tensors of inference mode cannot be written into outside of it."""
+    """Autograd's counters of writes; inference tensors cannot be written into outside inference mode."""
     return [0 if t.is_inference() else t._version for t in tensors]
 
 

@@ -13,12 +13,12 @@ _PIXELS_PER_X_TICK, _PIXELS_PER_Y_TICK = 70, 45
 
 @dataclass(frozen=True)
 class Axes:
-    """Scales of a chart of this size in pixels.
+    """The scales of a chart.
 
     Attributes:
-        size: width and height, at which text is as large as that of the page.
-        x_ticks: where the horizontal axis is marked.
-        y_ticks: where the vertical one is.
+        size: width and height in pixels, at which text is as large as on the page.
+        x_ticks: tick positions on the horizontal axis.
+        y_ticks: tick positions on the vertical axis.
         x_range: smallest and largest x.
         y_range: smallest and largest y.
         percent: whether y is a fraction, shown in percent.
@@ -35,7 +35,7 @@ class Axes:
     def around(
         cls, xs: Sequence[float], ys: Sequence[float], size: tuple[int, int], percent: bool = False, full: bool = True
     ) -> Axes:
-        """The axes that show all of these points; of percentages, with `full`, the whole from 0 to 100%.
+        """The axes that show all of these points; with `percent` and `full`, the whole range from 0 to 100%.
 
         They end at the last point, unless that leaves fewer than two ticks.
         """
@@ -65,7 +65,7 @@ class Axes:
         return self.size[1] - _BOTTOM - (y - low) / ((high - low) or 1.0) * (self.size[1] - _TOP - _BOTTOM)
 
     def svg(self, name: str, x_label: str, y_label: str) -> str:
-        """The beginning of a drawing: the frame, to which content and `</svg>` are to be added."""
+        """The beginning of a drawing: the frame, to be followed by the content and `</svg>`."""
         width, height = self.size
         bottom = self.py(self.y_range[0])
         parts = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(name)}">']

@@ -1,4 +1,4 @@
-"""The choice of the inputs worth a look."""
+"""Chooses the inputs worth a look."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from orthogonium.errors import ShapeError
 
 @dataclass(frozen=True)
 class Sample:
-    """An input, what it is, what the model says, and how far it may provably be moved (negative if wrong).
+    """An input, its class, the prediction of the model, and its certified radius (negative if misclassified).
 
     Attributes:
-        index: its place in the data.
-        x: (channels, height, width), floats in [0, 1] or uint8, is shown as a picture; other shapes by their numbers.
+        index: index in the data.
+        x: shown as a picture if (channels, height, width), floats in [0, 1] or uint8; other shapes by their numbers.
         label: the true class.
-        prediction: that of the model.
-        radius: certified, l2.
+        prediction: the class predicted by the model.
+        radius: certified l2 radius.
         attacked: l2 norm of the smallest perturbation known to change the class, None if none was found.
-        adversarial: the input so perturbed.
-        mistaken_for: its class.
+        adversarial: the input with this perturbation.
+        mistaken_for: the class of `adversarial`.
     """
 
     index: int
@@ -56,15 +56,15 @@ def choose_samples(
     attacked: Tensor | None = None,
     count: int = 8,
 ) -> Samples:
-    """The inputs worth a look: largest and smallest certified radii, and the surest mistakes.
+    """Choose the inputs worth a look: largest and smallest certified radii, and the most confident mistakes.
 
     Args:
-        certificates: of these inputs.
+        certificates: the certificates of these inputs.
         inputs: (n, …), in the order of the certificates.
         classes: names of the classes; their numbers by default.
-        attack_curve: what `orthogonium.attacks.empirical_accuracy` returned: its points are shown beside the inputs.
-        attacked: (m,) indices of the inputs it is about, all by default; of correct inputs only these are chosen.
-        count: of each sort.
+        attack_curve: the result of `orthogonium.attacks.empirical_accuracy`; its points are shown beside the inputs.
+        attacked: (m,) indices of the attacked inputs, all by default; of the correct inputs, only these are chosen.
+        count: number of inputs of each kind.
     """
     if len(inputs) != len(certificates.labels):
         raise ShapeError(f"{len(certificates.labels)} certificates need as many inputs: got {len(inputs)}.")
@@ -88,14 +88,14 @@ def choose_samples(
 
     order = torch.argsort(radii, descending=True)
     right = [i for i in order[certificates.correct[order]].tolist() if i in rows]
-    wrong = order[~certificates.correct[order]].flip(0).tolist()  # surest mistakes first
+    wrong = order[~certificates.correct[order]].flip(0).tolist()  # most confident mistakes first
     most = right[:count]
     least = [i for i in right[::-1][:count] if i not in most]
     return Samples(tuple(map(sample, most)), tuple(map(sample, least)), tuple(map(sample, wrong[:count])))
 
 
 def _rows(curve: AttackCurve | None, attacked: Tensor | None, total: int) -> dict[int, int]:
-    """For each input that was attacked, or each input if none was, its place among them."""
+    """For each attacked input, or each input if none was attacked, its position among them."""
     index = range(total) if attacked is None else attacked.tolist()
     if curve is not None and len(index) != len(curve.distances):
         raise ShapeError(f"The attack is on {len(curve.distances)} inputs, `attacked` names {len(index)}.")

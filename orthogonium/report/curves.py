@@ -1,4 +1,4 @@
-"""Accuracy against the radius of the perturbation: what is proved, and what an attack leaves."""
+"""Accuracy against the radius of the perturbation: what is proved, and what remains under attack."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def survival_curve(
 ) -> tuple[list[float], list[float]]:
     """Radii from 0 to `largest`, and the fraction of distances that are larger than each.
 
-    Of certified radii this is the certified accuracy, of the distances an attack has found the accuracy it leaves.
+    For certified radii this is the certified accuracy; for distances found by an attack, the accuracy under attack.
     """
     eps = torch.linspace(0, largest, _STEPS, dtype=torch.float64)
     ordered = distances.detach().cpu().double().sort().values
@@ -30,7 +30,7 @@ def survival_curve(
 
 
 def default_radii(certificates: Certificates, count: int = 16) -> list[float]:
-    """About `count` round radii that span the certified ones and a good part beyond, and those that were asked for."""
+    """About `count` round radii that span the certified ones and go well beyond, plus those given to `certify`."""
     top = float(certificates.radii.max().clamp_min(0.1)) * 1.6
     return sorted({*nice_ticks(0.0, top, count), *certificates.eps})
 
@@ -51,7 +51,7 @@ def subset(certificates: Certificates, index: Tensor) -> Certificates:
 
 
 def refuted(certificates: Certificates, curve: AttackCurve) -> Tensor:
-    """Which certificates an attack has broken: another class strictly inside of the certified radius."""
+    """Which certificates an attack has broken: another class strictly inside the certified radius."""
     if curve.distances.shape != certificates.radii.shape:
         raise ShapeError(
             f"The attack is on {len(curve.distances)} inputs, the certificates are of {len(certificates.radii)}: say "

@@ -25,12 +25,12 @@ class Evaluation:
     """What `evaluate` returns.
 
     Attributes:
-        certificates: of all inputs.
-        index: (m,) the inputs that were attacked.
-        curve: accuracy of these under attack.
-        inside: the attack on each of these within its own certified radius.
-        audit: of every layer.
-        spectra: of every layer with weights.
+        certificates: certificates of all inputs.
+        index: (m,) indices of the inputs that were attacked.
+        curve: accuracy of these inputs under attack.
+        inside: the attack on each of these inputs within its own certified radius.
+        audit: audit of every layer.
+        spectra: spectra of every layer with weights.
         samples: inputs worth a look.
     """
 
@@ -61,7 +61,7 @@ class Evaluation:
         title: str | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write the report, see `write_report`."""
+        """Write the report; see `write_report`."""
         return write_report(
             path,
             certificates=self.certificates,
@@ -94,17 +94,17 @@ def evaluate(
     """Certify, attack and audit a classifier.
 
     Args:
-        model: from inputs to logits, in eval mode.
-        images: floats in [0, 1], which the report shows as pictures. Inputs that are no images (vectors, sequences,
-            more than three channels) are certified and attacked alike, and told by their numbers.
+        model: maps inputs to logits; in eval mode.
+        images: floats in [0, 1], which the report shows as pictures. Other inputs (vectors, sequences, more than three
+            channels) are certified and attacked in the same way, and shown by their numbers.
         labels: class indices.
-        eps: radii to report certified accuracy at.
-        classes: their names.
+        eps: radii at which to report certified accuracy.
+        classes: names of the classes.
         attacked: how many inputs to attack, evenly spread over the data; attacks are the slow part.
-        method: of the attack, see `orthogonium.attacks.list_attacks`.
-        seed: decides the random starts of the attack.
+        method: method of the attack; see `orthogonium.attacks.list_attacks`.
+        seed: seed of the random starts of the attack.
         batch_size: inputs per forward pass.
-        tell: called with the name of each stage that begins.
+        tell: called with the name of each stage when it begins.
 
     >>> from orthogonium.layers import OrthoLinear
     >>> from orthogonium.report import evaluate

@@ -1,4 +1,4 @@
-"""Inputs beside those that fool the model: as pictures, and as a table where they are none."""
+"""Inputs beside those that fool the model: as pictures, or as a table if they are not images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orthogonium.web_page import table
 
 
 def gallery(samples: Sequence[Sample]) -> str:
-    """A tile for each picture; beside a right one its adversarial neighbour and the perturbation, if there is one."""
+    """A tile for each picture; a correct one also shows its adversarial neighbour and the perturbation, if any."""
     wide = any(_fooled(sample) for sample in samples)
     return f'<ul class="samples{" fooled" if wide else ""}">{"".join(map(_tile, samples))}</ul>'
 
@@ -43,7 +43,7 @@ def _image(address: str, alt: str) -> str:
 
 
 def sample_table(name: str, samples: Sequence[Sample]) -> str:
-    """A row for each input that is no picture."""
+    """A row for each input that is not a picture."""
     columns, rows = ["input", "class", "prediction"], []
     if any(sample.label == sample.prediction for sample in samples):
         columns += ["certified radius", "fooled at", "largest change", "mistaken for"]

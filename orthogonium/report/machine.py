@@ -1,4 +1,4 @@
-"""What numbers were measured on, in one line."""
+"""The machine that numbers were measured on, in one line."""
 
 from __future__ import annotations
 

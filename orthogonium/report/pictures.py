@@ -39,12 +39,12 @@ def png(image: Tensor) -> bytes:
 
 
 def data_uri(image: Tensor) -> str:
-    """The picture as an address that contains it."""
+    """The picture as a data URI."""
     return "data:image/png;base64," + base64.b64encode(png(image)).decode("ascii")
 
 
 def stretched(change: Tensor) -> Tensor:
-    """A perturbation as an image: grey where nothing changes, black and white the largest change.
+    """A perturbation as an image: grey where nothing changes, black or white at the largest change.
 
     >>> from orthogonium.report.pictures import stretched
     >>> stretched(torch.tensor([-0.02, 0.0, 0.01]))

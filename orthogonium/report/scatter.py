@@ -1,4 +1,4 @@
-"""Points with their names, and the front of those that no other one beats."""
+"""Named points, and the front of those that no other point beats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points with no other one at least as far left and as high, from left to right.
+    """The points for which no other is at least as far left and as high, from left to right.
 
     >>> from orthogonium.report.scatter import Point, pareto_front
     >>> [p.label for p in pareto_front([Point("fast", 1, 0.5), Point("beaten", 2, 0.4), Point("good", 3, 0.6)])]
@@ -47,7 +47,7 @@ def scatter_chart(
 
     Args:
         points: what is compared.
-        name: read out in place of the picture.
+        name: text that screen readers read in place of the picture.
         x_label: below the horizontal axis, which begins at 0.
         y_label: along the vertical axis, in percent.
         size: width and height in pixels.

@@ -34,11 +34,11 @@ def percent(x: float) -> str:
 
 
 def headline(certificates: Certificates, compared: Certificates, attack: AttackCurve | None, broken: int) -> str:
-    """The numbers to remember; `compared` are the certificates of the inputs that were attacked."""
+    """The key numbers; `compared` holds the certificates of the inputs that were attacked."""
     found = [("Clean accuracy", percent(certificates.accuracy), f"of {len(certificates.labels)} inputs", "plain")]
     for e, accuracy in zip(certificates.eps, certificates.certified_accuracy, strict=True):
         note = f"attacked: {_left(attack, e)}"
-        if len(compared.labels) < len(certificates.labels):  # another sample: not to be compared with the whole
+        if len(compared.labels) < len(certificates.labels):  # a different sample: not comparable with the whole
             own = percent(compared.certified_accuracy_at(e))
             note = f"of {len(compared.labels)}: {own}, attacked {_left(attack, e)}"
         found.append((f"Certified at {radius_text(e)}", percent(accuracy), note, "plain"))
@@ -50,12 +50,12 @@ def headline(certificates: Certificates, compared: Certificates, attack: AttackC
 
 
 def attack_name(attack: AttackCurve) -> str:
-    """The attack, as it is written."""
+    """The attack, as its name is usually written."""
     return attack.method.upper() if len(attack.method) <= 4 else attack.method
 
 
 def radius_text(e: float) -> str:
-    """A radius; those customary for 8-bit images in 255ths."""
+    """A radius; those customary for 8-bit images are written in 255ths."""
     of_255 = e * 255
     if abs(of_255 - round(of_255)) < 1e-6 and abs(e * 100 - round(e * 100)) > 1e-6:
         return f"{round(of_255)}/255"
@@ -63,7 +63,7 @@ def radius_text(e: float) -> str:
 
 
 def robustness(certificates: Certificates, attack: AttackCurve | None, total: int) -> str:
-    """Certified accuracy against the radius, and what an attack leaves, of some of `total` inputs."""
+    """Certified accuracy against the radius, and accuracy under attack, for some of `total` inputs."""
     largest = _last_radius(certificates, attack)
     eps, proved = survival_curve(certificates.radii, largest)
     lines = [Series("certified: proved for every attack", eps, proved, 0)]
@@ -104,11 +104,11 @@ def robustness(certificates: Certificates, attack: AttackCurve | None, total: in
     )
 
 
-_NOTHING = 0.005  # of all inputs: a part that the width of a line hides
+_NOTHING = 0.005  # fraction of all inputs that is hidden by the width of a line
 
 
 def _last_radius(certificates: Certificates, attack: AttackCurve | None) -> float:
-    """Where the chart ends: nothing is left, neither proved nor standing, or the attack looked no further."""
+    """Where the chart ends: nothing remains, neither proved nor withstanding, or the attack went no further."""
     distances = certificates.radii.cpu().double()
     if attack is not None:
         distances = torch.maximum(distances, attack.distances.cpu())
@@ -123,7 +123,7 @@ def _left(attack: AttackCurve | None, e: float) -> str:
 
 
 def figure(lines: Sequence[Series], size: tuple[int, int], *, named: bool = True, **options: Any) -> str:
-    """A chart with its legend, if it is `named`, for wide and for narrow screens: text has the same size on both."""
+    """A chart, with its legend if `named`, for wide and for narrow screens: text has the same size on both."""
     wide, narrow = line_chart(lines, size=size, **options), line_chart(lines, size=(358, 280), **options)
     names = legend(lines) if named else ""
     return f'<figure>{names}<div class="wide">{wide}</div><div class="narrow">{narrow}</div></figure>'
@@ -216,7 +216,7 @@ _KINDS = {"exact": "exact", "jacobian": "Jacobian at one input", "bounds": "ends
 
 
 def samples(chosen: Samples, attack: AttackCurve | None, total: int) -> str:
-    """Of `total` inputs those that hold out longest and shortest, and wrong ones, each with its radius."""
+    """The most and the least robust of `total` inputs, and misclassified ones, each with its radius."""
     groups = (
         ("Most robust", chosen.most, "None was classified correctly."),
         ("Least robust", chosen.least, "All correct ones are shown above."),
@@ -252,7 +252,7 @@ def audit_table(report: AuditReport) -> str:
 
 
 def provenance(recipe: Any, facts: Mapping[str, Any]) -> str:
-    """The recipe, to the letter, and the versions it was run with."""
+    """The exact recipe, and the versions it was run with."""
     plain = asdict(recipe) if is_dataclass(recipe) and not isinstance(recipe, type) else dict(recipe or {})
     rows = [[name, str(value)] for name, value in {**facts, **versions()}.items()]
     text = html.escape(json.dumps(plain, indent=2, ensure_ascii=False, default=str))
@@ -266,7 +266,7 @@ def provenance(recipe: Any, facts: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of the software that affects the numbers."""
     return {
         "orthogonium": orthogonium.__version__,
         "torch": torch.__version__,

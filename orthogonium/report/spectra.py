@@ -1,4 +1,4 @@
-"""Singular values of every layer with weights: all of them where that is affordable, else their ends."""
+"""Singular values of every layer with weights: all of them where affordable, else only the extremes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orthogonium.spectral import circular_singular_values, geometry_of, jacobian
 
 BUDGET = 2e10  # floating point operations for one layer: a few seconds on one core
 _SVD_FLOPS = 10  # times rows · columns · min(rows, columns)
-_SHOWN = 128  # values kept of a spectrum
+_SHOWN = 128  # number of values kept per spectrum
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class LayerSpectrum:
     Attributes:
         name: its place in the model.
         type: its class.
-        count: how many singular values there are, None if they were too many to compute.
+        count: number of singular values, None if they were too many to compute.
         values: at most 128 of them, evenly spaced in rank, largest first; (σ_max, σ_min) if there are too many.
         sigma_min: the smallest, NaN if it is not known.
         sigma_max: the largest.
         kind: "exact" (all singular values of the linear layer), "jacobian" (those at the given input, for a block that
-            contains its activation), or "bounds" (only the ends, from the audit).
+            contains its activation), or "bounds" (only the extremes, from the audit).
     """
 
     name: str
@@ -51,8 +51,8 @@ def layer_spectra(
 
     Args:
         model: in eval mode.
-        x: one input (1, …); it gives the sizes, and the point of the Jacobians of non-linear blocks.
-        audit: of the same model: its σ_min and σ_max stand in where all values would cost too much.
+        x: one input (1, …), which determines the sizes, and where to take the Jacobians of non-linear blocks.
+        audit: audit of the same model; its σ_min and σ_max are used where all values would cost too much.
         budget: floating point operations for one layer.
 
     >>> from orthogonium.layers import MaxMin, OrthoLinear
@@ -78,7 +78,7 @@ def layer_spectra(
 
 @torch.no_grad()
 def _layers_met(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor, int]]:
-    """Place, layer, its input and the size of its output, for the outermost modules that own a weight matrix."""
+    """Name, layer, its input and the size of its output, for the outermost modules that own a weight matrix."""
     met: list[tuple[str, nn.Module, Tensor, int]] = []
     inside: list[nn.Module] = []
     handles = []

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Colours are CSS variables of the page, so that one drawing serves light and dark."""
+"""Charts as inline SVG. Colours are CSS variables of the page, so one drawing works in light and dark mode."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def line_chart(
 
     Args:
         series: the lines.
-        name: read out in place of the picture.
+        name: text that screen readers read in place of the picture.
         x_label: below the horizontal axis.
         y_label: along the vertical axis.
-        size: width and height in pixels, at which text is as large as that of the page.
-        percent: y is a fraction, shown from 0 to 100%.
-        between: shade the area between the first two series.
+        size: width and height in pixels, at which text is as large as on the page.
+        percent: whether y is a fraction, shown from 0 to 100%.
+        between: whether to shade the area between the first two series.
     """
     xs = [x for s in series for x in s.x if math.isfinite(x)]
     ys = [y for s in series for y in s.y if math.isfinite(y)]
@@ -64,7 +64,7 @@ def line_chart(
 
 
 def legend(series: Sequence[Series]) -> str:
-    """The names of the lines, for above a chart."""
+    """The names of the lines, to be placed above a chart."""
     items = (
         '<li><svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">'
         f'<path class="line {colour(s.style)}"{_dash(s.style)} d="M1 5H25"/></svg>{html.escape(s.label)}</li>'
@@ -83,7 +83,7 @@ def sparkline(values: Sequence[float], *, name: str, top: float, size: tuple[int
 
 
 def spectrum_ends(low: float, high: float, *, name: str, top: float, size: tuple[int, int] = (180, 40)) -> str:
-    """The first and the last of sorted values, on the scale of `sparkline`; a last one that is NaN is left out."""
+    """The first and the last of sorted values, on the scale of `sparkline`; if the last one is NaN it is left out."""
     reach = 22  # pixels of a level
     levels = [((1, reach), high), ((size[0] - reach, size[0] - 1), low)]
     runs = [[(x, _spark_y(y, top, size)) for x in ends] for ends, y in levels if math.isfinite(y)]
@@ -110,7 +110,7 @@ def colour(style: int) -> str:
 
 
 def _dash(style: int) -> str:
-    pattern = _DASHES[(style + style // _COLOURS) % len(_DASHES)]  # colours return with other dashes
+    pattern = _DASHES[(style + style // _COLOURS) % len(_DASHES)]  # colours recur with other dashes
     return f' stroke-dasharray="{pattern}"' if pattern else ""
 
 

@@ -1,4 +1,4 @@
-"""From results to the file."""
+"""Writes the results to a file."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML page: what is certified, what an attack achieves, and what the network is made of.
 
-    It asks nothing of the network (pictures are inside), follows the light or dark scheme of its reader, and is
-    readable on a phone. What is not given is left out.
+    The page loads nothing from the internet (pictures are embedded), follows the reader's light or dark scheme, and is
+    readable on a phone. Anything not given is left out.
 
     Args:
-        path: of the file; its folder is made if needed.
-        certificates: what `orthogonium.certify` returned.
-        audit: what `orthogonium.audit` returned.
+        path: path of the file; its folder is created if needed.
+        certificates: the result of `orthogonium.certify`.
+        audit: the result of `orthogonium.audit`.
         recipe: a dataclass or mapping, shown as JSON.
         history: a mapping for each epoch, e.g. {"epoch": 0, "train_loss": 1.2, "val_acc": 0.9}.
-        attack_curve: what `orthogonium.attacks.empirical_accuracy` returned.
-        attacked: (m,) indices of the inputs it is about, all by default. The curves then show these inputs alone.
-        broken: certificates broken by other attacks than that of the curve, which are counted here.
-        spectra: what `layer_spectra` returned.
-        samples: what `choose_samples` returned.
+        attack_curve: the result of `orthogonium.attacks.empirical_accuracy`.
+        attacked: (m,) indices of the attacked inputs, all by default. The curves then show only these inputs.
+        broken: number of certificates broken by attacks other than that of the curve, which is counted here.
+        spectra: the result of `layer_spectra`.
+        samples: the result of `choose_samples`.
         title: heading of the page; by default the name of the model.
-        facts: further lines for the last table, e.g. the time of training.
+        facts: further lines for the last table, e.g. the training time.
 
     Returns:
         The path.

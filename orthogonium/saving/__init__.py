@@ -1,4 +1,4 @@
-"""Networks as folders: what they are, their weights and a card; on disk and on the Hugging Face Hub."""
+"""Networks as folders: their architecture, their weights and a card; on disk and on the Hugging Face Hub."""
 
 from orthogonium.saving.card import ModelCard
 from orthogonium.saving.folder import load, save

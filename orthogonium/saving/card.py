@@ -18,17 +18,17 @@ from orthogonium.saving.config import Config
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What only its maker knows about a network; all of it is optional.
+    """What only the author of a network knows about it; all of it is optional.
 
     Attributes:
         title: the first line.
         data: what it was trained on.
         accuracy: fraction of correct predictions on test data.
-        certified_accuracy: the same, certified, by l2 radius.
+        certified_accuracy: certified accuracy for each l2 radius.
         recipe: how it was trained, by name: `vars(recipe)` of a `Recipe`, or anything that JSON can hold.
-        command: that trained it.
-        license: of the weights, by its SPDX name, e.g. "mit".
-        notes: any Markdown.
+        command: the command that trained it.
+        license: license of the weights, by its SPDX name, e.g. "mit".
+        notes: any further Markdown.
     """
 
     title: str | None = None
@@ -42,7 +42,7 @@ class ModelCard:
 
 
 def card_text(model: nn.Module, config: Config, given: ModelCard | None) -> str:
-    """The card of a network in eval mode, as Markdown; with the bound if something is given."""
+    """The card of a network in eval mode, as Markdown; with the bound if a card is given."""
     card = given or ModelCard()
     entry = describe_model(config.model)
     header = {
@@ -99,5 +99,5 @@ def _bound(model: nn.Module, config: Config) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that keeps a table whole."""
+    """Text that does not break a table."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""`config.json` of a saved network: how it is built, and how a reader knows that the result is right."""
+"""`config.json` of a saved network: how to build it, and how to check that the result is right."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Config:
     """The entries of the file.
 
     Attributes:
-        format: of the folder, a number that grows with changes that older versions cannot read.
-        version: of the library that wrote it.
+        format: format number of the folder; it grows with changes that older versions cannot read.
+        version: version of the library that wrote it.
         model: the name of the architecture.
         image_shape: (channels, height, width).
         n_classes: number of logits.
-        lipschitz: what the constant of the network was multiplied by.
-        options: of the model, with all defaults that are data.
-        dtype: of its parameters, a key of `DTYPES`.
-        frozen: names of the parameters that ask for no gradient.
-        sha256: of the file of the weights.
+        lipschitz: the factor by which the constant of the network was multiplied.
+        options: options of the model, including all defaults that are plain data.
+        dtype: dtype of its parameters, a key of `DTYPES`.
+        frozen: names of the parameters with `requires_grad=False`.
+        sha256: SHA-256 of the weights file.
         probe: outputs for a given image (`probe.py`).
     """
 
@@ -53,7 +53,7 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> Config:
-        """The entries of a file, all of which are needed and none of which is passed over."""
+        """The entries of a file; all of them are required, and none is ignored."""
         if not path.is_file():
             raise CheckpointError(f"{path.parent} is not the folder of a saved network: it has no {path.name}.")
         try:

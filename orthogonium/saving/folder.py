@@ -1,10 +1,10 @@
 """`save` and `load`: a network as a folder of `config.json`, `model.safetensors` and `README.md`.
 
 Note [Saved or refused]
-What is written is the call of `create_model` that makes the network, and its state. So a network is built anew by that
-call before anything is written, and it is saved only if the new one has the same structure (Note [Same structure]) and,
-given the state, computes the same. Whoever loads it compares the result with what it computed then: another version of
-the library or of a method that computes something else is an error, too.
+A folder holds the call of `create_model` that makes the network, and its state. So before anything is written, the
+network is rebuilt by that call, and it is saved only if the new one has the same structure (Note [Same structure]) and,
+given the state, computes the same. Loading compares the result with what was computed then: if another version of the
+library or of a method computes something else, that is an error, too.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ def save(
 ) -> Path:
     """Write a network of `create_model` into a folder: how it is built, its weights, and a card that describes it.
 
-    What `load` makes of the folder computes the same, bit for bit on the same machine. A network that was changed after
-    it was made (layers replaced, hooks, other constants, plain copies by `freeze`, several dtypes, …) is refused. Dtype
-    and which parameters ask for gradients are part of the folder; modes (train, eval), devices and memory formats
-    are not.
+    The network that `load` restores computes the same, bit for bit on the same machine. A network that was changed
+    after its creation (layers replaced, hooks, other constants, plain copies by `freeze`, several dtypes, …) is
+    refused. The dtype and the `requires_grad` flags of parameters are saved; modes (train, eval), devices and memory
+    formats are not.
 
     Args:
-        model: from `create_model` or `load_checkpoint`, trained or not; it is left as it is.
-        folder: made if it does not exist.
-        card: what only its maker knows, for `README.md`. With a card, be it an empty one, the Lipschitz bound is
-            measured for it: most of a minute for networks of the size of ImageNet.
-        overwrite: whether to replace the files of a folder that is not empty.
+        model: a network from `create_model` or `load_checkpoint`, trained or not; it is left unchanged.
+        folder: created if it does not exist.
+        card: what only the author knows, for `README.md`. With a card, even an empty one, the Lipschitz bound is
+            measured for it, which takes most of a minute for ImageNet-size networks.
+        overwrite: whether to replace the files in a folder that is not empty.
 
     Returns:
         The folder.
 
     Raises:
-        ExportError: a call of `create_model` does not make this network.
+        ExportError: if a call of `create_model` does not reproduce this network.
 
     >>> import tempfile
     >>> import orthogonium
@@ -85,15 +85,15 @@ def save(
 
 
 def load(folder: str | os.PathLike[str], *, device: torch.device | str | None = None) -> nn.Module:
-    """The network in a folder that `save` wrote, in eval mode. Nothing in the folder is executed.
+    """Load the network from a folder written by `save`, in eval mode. Nothing in the folder is executed.
 
     Args:
-        folder: with `config.json` and `model.safetensors`.
+        folder: a folder with `config.json` and `model.safetensors`.
         device: where to put the network; the CPU if None.
 
     Raises:
-        CheckpointError: a file is absent, damaged or of a newer format, or the network is not what was saved.
-        ShapeError: the weights are those of another network.
+        CheckpointError: if a file is missing, damaged or of a newer format, or the network is not what was saved.
+        ShapeError: if the weights are those of another network.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -127,7 +127,7 @@ def load(folder: str | os.PathLike[str], *, device: torch.device | str | None = 
 
 
 def _checked(model: nn.Module) -> tuple[nn.Module, Config]:
-    """A network that was built anew and computes the same, and how. Note [Saved or refused]."""
+    """A rebuilt network that computes the same, and how it is built. Note [Saved or refused]."""
     origin = origin_of(model)
     if origin is None:
         raise ExportError(
@@ -165,14 +165,14 @@ def _checked(model: nn.Module) -> tuple[nn.Module, Config]:
 
 
 def _built(config: Config) -> nn.Module:
-    """The network with random weights on the CPU, wherever the caller builds, whose random numbers stay as they are."""
+    """The network with random weights on the CPU, whatever the caller's device; the random state is unchanged."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode(False):
         model = build(config.model, config.image_shape, config.n_classes, config.options, config.lipschitz)
     return model.to(DTYPES[config.dtype])
 
 
 def _dtype(state: dict[str, Tensor]) -> str:
-    """That of all floating tensors, by name."""
+    """The name of the dtype of all floating tensors."""
     names = {dtype: name for name, dtype in DTYPES.items()}
     found = {v.dtype for v in state.values() if v.is_floating_point() or v.is_complex()} or {torch.get_default_dtype()}
     if len(found) > 1 or not found <= names.keys():

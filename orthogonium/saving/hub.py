@@ -30,12 +30,12 @@ def push_to_hub(
 
     Args:
         model: as for `save`.
-        repo_id: "OWNER/NAME", made if it does not exist.
+        repo_id: "OWNER/NAME", created if it does not exist.
         card: as for `save`.
-        private: whether a repository that is made is private; None leaves it to the owner's settings.
-        revision: the branch; the main one if None.
-        commit_message: of the commit.
-        token: of the user; the stored one if None.
+        private: whether a newly created repository is private; None leaves it to the owner's settings.
+        revision: the branch; the main branch if None.
+        commit_message: message of the commit.
+        token: access token of the user; the stored one if None.
 
     Returns:
         The address of the commit.
@@ -59,14 +59,14 @@ def from_pretrained(
     local_files_only: bool = False,
     device: torch.device | str | None = None,
 ) -> nn.Module:
-    """The network of a repository that `push_to_hub` filled, or of a folder; in eval mode, as `load` gives it.
+    """Load a network from a repository filled by `push_to_hub`, or from a folder; in eval mode, as `load` returns it.
 
     Args:
-        name: "OWNER/NAME"; a folder of that name comes first.
+        name: "OWNER/NAME"; a folder of that name takes precedence.
         revision: a branch, tag or commit.
-        token: of the user, for private repositories; the stored one if None.
-        cache_dir: where downloads are kept, if not at the usual place.
-        local_files_only: whether to use what has been downloaded before, without a connection.
+        token: access token of the user, for private repositories; the stored one if None.
+        cache_dir: where to keep downloads, if not in the usual place.
+        local_files_only: whether to use only what has been downloaded before, without a connection.
         device: where to put the network; the CPU if None.
     """
     if Path(name).is_dir():

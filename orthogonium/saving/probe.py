@@ -1,4 +1,4 @@
-"""What a network computes, as a few numbers by which another machine or version finds out that it computes the same."""
+"""What a network computes, as a few numbers that let another machine or version check that it computes the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TOLERANCE = 1e-6  # relative; computed in float64, whose rounding even deep netw
 
 
 def probe(model: nn.Module, image_shape: Sequence[int]) -> list[float]:
-    """Outputs in eval for one image, the multiples of the golden ratio modulo 1, in float64 on the CPU.
+    """Outputs in eval mode for one image, the multiples of the golden ratio modulo 1, in float64 on the CPU.
 
-    Neither the arithmetic of the network nor that of the machine plays a part in them.
+    They depend neither on the arithmetic of the network nor on that of the machine.
     """
     copy = deepcopy(model).cpu().double().eval()
     golden = (math.sqrt(5) - 1) / 2

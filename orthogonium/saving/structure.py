@@ -1,11 +1,11 @@
-"""Whether two networks are the same but for the values of their state: layers, attributes, hooks, shared tensors.
+"""Whether two networks are the same except for the values of their state: layers, attributes, hooks, shared tensors.
 
 Note [Same structure]
 A state dict has names and shapes, and says nothing about what is done with them: a layer of another method with the
-same raw parameters, another stride or constant, a hook, a forward pass assigned to an instance. So everything that
-hangs on the modules is compared, in both networks at once, and what cannot be compared counts as different. Left out
-is what a network gets by being used and what is no part of the function it computes in eval: its mode, weights that
-are kept or built beforehand, a compiled call.
+same raw parameters, another stride or constant, a hook, a forward pass assigned to an instance. So everything attached
+to the modules is compared, in both networks at once, and what cannot be compared counts as different. What a network
+acquires in use, and what is not part of the function it computes in eval mode, is left out: its mode, cached or
+prebuilt weights, a compiled call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_USE = {"training", "_origin", "_compiled_call_impl", "_is_full_backward_hook
 _OF_USE_OF_CONSTRAINTS = _OF_USE | {"_kept", "supply"}
 _TENSORS = ("_parameters", "_buffers")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-# types whose values are told apart by ==
+# types whose values are compared by ==
 _PLAIN = (
     bool, int, float, complex, str, bytes, NoneType, Enum, type, range, set, frozenset, CodeType, BuiltinFunctionType,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -49,7 +49,7 @@ def first_difference(model: nn.Module, twin: nn.Module) -> str | None:
 
 
 class _Walk:
-    """Through two networks at once, to the first difference."""
+    """Walks through two networks at once, to the first difference."""
 
     def __init__(self) -> None:
         self.twin_of: dict[int, int] = {}  # of modules, tensors and other objects met in the model
@@ -89,7 +89,7 @@ class _Walk:
                 self._state(x, y, where)
 
     def _state(self, a: Tensor, b: Tensor, where: str) -> None:
-        """Parameters and buffers: all but their values."""
+        """Compare parameters and buffers: everything but their values."""
         if self._met(a, b, where):
             return
         if type(a) is not type(b) or a.layout != b.layout or a.is_meta:
@@ -102,7 +102,7 @@ class _Walk:
             raise _Different(f"{where} has hooks")
 
     def values(self, a: Any, b: Any, where: str) -> None:
-        """What else hangs on a module."""
+        """Compare everything else attached to a module."""
         if isinstance(a, nn.Module) and isinstance(b, nn.Module):
             return self.modules(a, b, where)
         same = a is b
@@ -127,7 +127,7 @@ class _Walk:
             self.values(a[key], b[key], f"{key!r} in {where}")
 
     def _met(self, a: Any, b: Any, where: str) -> bool:
-        """Whether these two have been met before; that one of them was met beside another is a difference."""
+        """Whether these two have been met before; if one was paired with another object, that is a difference."""
         met = id(a) in self.twin_of
         if self.twin_of.setdefault(id(a), id(b)) != id(b) or self.model_of.setdefault(id(b), id(a)) != id(a):
             raise _Different(f"{where} is the same object as another part of the network, or no longer is")
@@ -135,7 +135,7 @@ class _Walk:
 
 
 def _attributes(module: nn.Module, left_out: set[str]) -> dict[str, Any]:
-    """All but tensors, layers and what use leaves behind; hooks without their numbers and without `build_together`."""
+    """All but tensors, layers and traces of use; hooks without their numbers and without `build_together`."""
     found = {k: v for k, v in vars(module).items() if k not in left_out and k not in (*_TENSORS, "_modules")}
     hooks = {k: v for k, v in found.items() if k.endswith("_hooks") or "_hooks_" in k}
     speed = {
@@ -148,7 +148,7 @@ def _attributes(module: nn.Module, left_out: set[str]) -> dict[str, Any]:
 
 
 def _parts(x: Any) -> dict[str, Any] | None:
-    """What an object consists of; None where that cannot be seen."""
+    """The parts of an object; None if they cannot be seen."""
     if isinstance(x, FunctionType):
         cells = [cell.cell_contents for cell in x.__closure__ or ()]
         return {
@@ -169,7 +169,7 @@ def _parts(x: Any) -> dict[str, Any] | None:
 
 
 def _overlap(model: nn.Module) -> str | None:
-    """Two tensors of the state that are not the same and share memory, so that they change together."""
+    """Two different tensors of the state that share memory, so they change together."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in named if t.numel())
     for (_, end, name), (start, _, other) in itertools.pairwise(spans):

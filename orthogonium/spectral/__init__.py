@@ -2,17 +2,17 @@
 
 | question | function | kind |
 |---|---|---|
-| anything | `spectrum` | says so itself |
+| anything | `spectrum` | stated in the result |
 | the operator of any linear module | `operator_matrix`, `operator_singular_values` | exact |
 | a non-linear module at points | `jacobian`, `jacobian_singular_values` | exact there |
 | where a non-linear module is steepest | `steepest_point` | estimate |
 | two inputs that any function moves far apart | `steepest_quotient`, on its `exact_twin` | estimate |
 | all singular values of a circular convolution | `circular_singular_values` | exact |
-| a norm that is never too small, the way left open | `norm_bound` | upper |
-| the same, one way each | `gram_bound`, `circular_gram_bound`, `grid_bound`, `unfolding_bound` | upper |
+| a norm that is never too small, by the cheapest sharp method | `norm_bound` | upper |
+| the same, by one method each | `gram_bound`, `circular_gram_bound`, `grid_bound`, `unfolding_bound` | upper |
 | a norm that is never too large | `power_iteration`, `lanczos`, `top_singular_values`, `tensor_norm` | estimate |
 
-It reads layers through `geometry_of` and imports no other part of the library, so that nothing certifies itself.
+It reads layers through `geometry_of` and imports no other part of the library, so nothing certifies itself.
 """
 
 from orthogonium.spectral.affine import is_affine

@@ -2,10 +2,10 @@
 
 On a circle of n pixels the singular values are those of K(2πm/n), m = 0 … n−1; with a stride that divides n, those of
 the phase-stacked kernel at n/s frequencies. K(ω) is evaluated by its definition, so an image smaller than the kernel
-needs no special care (a padded FFT would cut the kernel there).
+needs no special care (a padded FFT would truncate the kernel).
 
-The compressed variant: with orthonormal frames of its channels, K = U₁·core·U₂, the singular values are those of the
-core and zeros. Layers that change the number of channels by more than the number of taps, and layers of low rank,
+The compressed variant: with orthonormal frames of the channels, K = U₁·core·U₂, the singular values are those of the
+core, plus zeros. Layers that change the number of channels by more than the number of taps, and layers of low rank,
 have a small core.
 """
 
@@ -36,11 +36,11 @@ def circular_singular_values(
     """All singular values, largest first, of a layer that is a circular convolution at this size.
 
     Args:
-        layer: with a known geometry (`geometry_of`): circular padding that keeps one window per stride, with the
+        layer: a layer of known geometry (`geometry_of`): circular padding that keeps one window per stride, with the
             stride dividing the size; or windows that tile the image without padding; or a dense layer (size ()).
         size: spatial size of the input.
-        compressed: find small channel frames first.
-        per_group: one row for each group, (groups, count), instead of all values together.
+        compressed: whether to find small channel frames first.
+        per_group: return one row per group, (groups, count), instead of all values together.
 
     Returns:
         min(inputs, outputs) values in float64, differentiable where they are simple.

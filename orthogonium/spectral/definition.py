@@ -1,7 +1,7 @@
 """The definition of a convolution, written with indices: which pixel each tap of each window reads.
 
-Everything here is slow and obvious on purpose. It is what a record *means*; the fast code of the other files is
-compared with it, and it with torch's convolutions, in the tests.
+Everything here is deliberately slow and obvious. It defines what a record *means*: the tests compare the fast code of
+the other files with it, and it with torch's convolutions.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def frobenius(conv: Convolution, size: Sequence[int]) -> Tensor:
 
 
 def check_geometry(layer: nn.Module, input_shape: Sequence[int]) -> None:
-    """Raise `GeometryError` unless the layer's forward is the convolution its record describes.
+    """Raise `GeometryError` unless the layer's forward pass is the convolution its record describes.
 
     One random image goes through both; two different convolutions agree on a random image with probability 0.
 

@@ -3,8 +3,8 @@
 If the Cholesky factorization of A = τI − H runs to its end in floating point, the smallest eigenvalue of A is at
 least −c·tr(A) with c = γ_{8(n+2)} (Higham, Accuracy and Stability, theorems 10.3–10.5; the 8 covers complex
 arithmetic), so H ⪯ τ + c·tr(A). One factorization costs a fraction of what the eigenvalues cost. The threshold τ is a
-Ritz value, which need not be right: where it was too small a factorization fails, and τ grows. Only matrices that
-exceed all seen before need one.
+Ritz value, which need not be accurate: if it is too small, a factorization fails and τ grows. Only matrices that may
+exceed all those seen before need a factorization.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orthogonium.spectral.rounding import gamma, root
 
-_MARGIN = 1e-6  # a matrix this close to the largest is not looked at
+_MARGIN = 1e-6  # a matrix this close to the largest is not examined
 _KRYLOV = 64
 
 
@@ -25,7 +25,7 @@ def largest_eigenvalue(pieces: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """(groups,) upper bounds for the eigenvalues of positive semidefinite matrices, and where the largest was found.
 
     Args:
-        pieces: tensors (groups, F, n, n); the matrices are numbered through all pieces.
+        pieces: tensors (groups, F, n, n); the matrices are numbered consecutively across pieces.
 
     Returns:
         The bounds, at most 1 + 1e-6 + n·γ times the largest eigenvalue of each group, and the number of the matrix.
@@ -75,7 +75,7 @@ def _ritz_value(matrices: Tensor) -> Tensor:
     fresh = torch.randn(n, 1, generator=generator, dtype=torch.float64).to(matrices).expand(len(matrices), n, 1)
     basis = matrices.new_zeros(len(matrices), n, 0)
     for _ in range(_KRYLOV):
-        for _ in range(3):  # so that what is left of a closed Krylov space, rounding, is made orthogonal too
+        for _ in range(3):  # so that the rounding left over from a closed Krylov space is made orthogonal too
             fresh = fresh - basis @ (basis.mH @ fresh)
             fresh = fresh / torch.linalg.vector_norm(fresh, dim=1, keepdim=True).clamp_min(1e-300)
         basis = torch.cat([basis, fresh], 2)

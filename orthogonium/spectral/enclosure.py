@@ -1,8 +1,8 @@
-"""The certified bound to use when one does not want to choose: cheap where sharp, a grid of frequencies elsewhere.
+"""The certified bound to use by default: a cheap one where it is sharp, a grid of frequencies elsewhere.
 
 First the kernel of K Kᵀ and its spectral radius in moduli (one Gram step on the kernel): sharp for orthogonal layers
-and for depthwise or nearly diagonal ones. Only if it exceeds an estimate from below by more than `rtol`, frequencies
-are factorized. What is nearly an isometry is looked at more closely (`isometry.py`): moduli make too much of rounding.
+and for depthwise or nearly diagonal ones. Only if it exceeds an estimate from below by more than `rtol` are frequencies
+factorized. Kernels that are nearly isometries are examined more closely (`isometry.py`): moduli overestimate rounding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orthogonium.spectral.symbol import (
 
 BUDGET = 1.4e10
 _SMALL = 32
-_NEAR = 0.05  # of the squares of singular values, for which the kernel is looked at as an isometry
+_NEAR = 0.05  # of the squares of singular values, within which the kernel is treated as an isometry
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ def norm_bound(
     budget: float = BUDGET,
     per_group: bool = False,
 ) -> Tensor:
-    """Certified upper bound of the layer's spectral norm, by the cheapest method that is sharp enough.
+    """Certified upper bound of a layer's spectral norm, by the cheapest method that is sharp enough.
 
-    Holds for every padding, stride, dilation, group, transposed or not; differentiable. With zero padding neither the
-    value nor the cost depends on images larger than the grid.
+    It holds for every padding, stride, dilation and number of groups, transposed or not, and is differentiable. With
+    zero padding, neither value nor cost depends on the size of images larger than the grid.
 
     Args:
-        layer: with a known geometry (`geometry_of`).
+        layer: a layer of known geometry (`geometry_of`).
         size: spatial size of the input; None for a bound that holds at every size.
-        rtol: wanted sharpness, relative to the norm on the infinite lattice.
-        budget: floating point operations to spend on sharpness; past it the bound stays sound and gets looser.
-        per_group: the bounds of all groups, (groups,), instead of their maximum.
+        rtol: desired sharpness, relative to the norm on the infinite lattice.
+        budget: floating point operations to spend on sharpness; beyond it the bound stays valid but gets looser.
+        per_group: return the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:
         A float64 scalar on the device of the weight.
@@ -80,7 +80,7 @@ def norm_bound(
 def enclosure(
     conv: Convolution, size: Sequence[int] | None = None, *, rtol: float = 0.01, budget: float = BUDGET
 ) -> Enclosure:
-    """Certified bounds from both sides; from below only for circular geometries, useful near orthogonality."""
+    """Certified bounds from both sides; the lower one only for circular geometries, useful near orthogonality."""
     found = [_enclosure(conv, r, rtol, budget) for r in reductions(conv, size)]
     best = min(found, key=lambda e: float(e.upper.detach().amax()))
     return Enclosure(best.lower, torch.stack([e.upper for e in found]).amin(0), best.method)
@@ -113,7 +113,7 @@ def _enclosure(conv: Convolution, reduction: Reduction, rtol: float, budget: flo
 
 
 def _nearly_isometric(upper: Tensor, gram: Tensor) -> bool:
-    """Whether no singular value is far above the mean: then a bound in moduli is mostly about noise."""
+    """Whether no singular value is far above the mean: then a bound in moduli mostly measures noise."""
     mean = select(gram, [t // 2 for t in gram.shape[3:]]).diagonal(dim1=1, dim2=2).mean(1)
     return bool((upper.square() < (1 + _NEAR) * mean).all())
 

@@ -1,9 +1,8 @@
 """Estimates from below, for maps far too large for a matrix: power iteration, Lanczos and subspace iteration.
 
-They see the map only through products with it and its adjoint, A x = f(x) − f(0) and Aᵀy by automatic
-differentiation. Every number returned is the size of A on a unit vector or a singular value of A between subspaces,
-so it is never above the true one (up to rounding) and may be below: an estimate can refute a bound, never replace
-one.
+They access the map only through products with it and its adjoint, A x = f(x) − f(0) and Aᵀy by automatic
+differentiation. Every number returned is the size of A on a unit vector or a singular value of A between subspaces, so
+it never exceeds the true value (up to rounding) and may be smaller: an estimate can refute a bound, never replace one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from orthogonium.spectral.operator import Map, as_function
 
 
 class LinearMap:
-    """A linear or affine function as a matrix that is never built; acts on the rows of (vectors, numbers) tensors."""
+    """A linear or affine function as a matrix that is never formed; acts on the rows of (vectors, numbers) tensors."""
 
     def __init__(self, fn: Map, input_shape: Sequence[int], seed: int = 0) -> None:
         self.call, self.dtype, self.device = as_function(fn)
@@ -46,7 +45,7 @@ class LinearMap:
         return pulled.flatten(1)
 
     def sides(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], int]:
-        """(A, Aᵀ, inputs), or (Aᵀ, A, outputs) if those are fewer: the larger side always has a null space."""
+        """(A, Aᵀ, inputs), or (Aᵀ, A, outputs) if outputs are fewer: the larger side always has a null space."""
         if self.outputs < self.inputs:
             return self.adjoint, self.forward, self.outputs
         return self.forward, self.adjoint, self.inputs
@@ -61,9 +60,9 @@ def power_iteration(fn: Map, input_shape: Sequence[int], *, steps: int = 100, se
 
     Args:
         fn: a linear or affine module, function or `Convolution`, differentiable.
-        input_shape: of one sample, without the batch.
-        steps: products with AᵀA.
-        seed: of the starting vector.
+        input_shape: shape of one sample, without the batch dimension.
+        steps: number of products with AᵀA.
+        seed: seed of the random starting vector.
 
     >>> from orthogonium.spectral import power_iteration
     >>> round(power_iteration(lambda x: x * torch.tensor([1.0, 3.0]), (2,)).item(), 4)
@@ -88,9 +87,9 @@ def lanczos(fn: Map, input_shape: Sequence[int], *, steps: int = 30, seed: int =
 
     Args:
         fn: a linear or affine module, function or `Convolution`, differentiable.
-        input_shape: of one sample, without the batch.
-        steps: dimension of the spaces (less if they close earlier).
-        seed: of the starting vector.
+        input_shape: shape of one sample, without the batch dimension.
+        steps: dimension of the spaces (smaller if they close earlier).
+        seed: seed of the random starting vector.
 
     Returns:
         (≤ steps,) float64 values.
@@ -122,15 +121,15 @@ def lanczos(fn: Map, input_shape: Sequence[int], *, steps: int = 30, seed: int =
 def top_singular_values(fn: Map, input_shape: Sequence[int], count: int, *, steps: int = 50, seed: int = 0) -> Tensor:
     """Estimates of the `count` largest singular values from below (PowerQR, Boroojeny et al. 2024).
 
-    Subspace iteration X ← qr(X + AᵀA X), where AᵀA x is the gradient of ½‖f(x) − f(0)‖²; at the end the singular
-    values of A on the subspace, which interlace: the i-th is at most the i-th of A.
+    Subspace iteration X ← qr(X + AᵀA X), where AᵀA x is the gradient of ½‖f(x) − f(0)‖². The results are the singular
+    values of A on the final subspace, which interlace: the i-th is at most the i-th of A.
 
     Args:
         fn: a linear or affine module, function or `Convolution`, differentiable.
-        input_shape: of one sample, without the batch.
-        count: how many.
-        steps: of the iteration.
-        seed: of the starting subspace.
+        input_shape: shape of one sample, without the batch dimension.
+        count: how many values to estimate.
+        steps: number of iterations.
+        seed: seed of the random starting subspace.
 
     Returns:
         (count,) float64 values, largest first.

@@ -1,11 +1,11 @@
-"""Reads a layer into one plain record: which numbers it multiplies with which pixels.
+"""Reads a layer into one plain record: which pixels it multiplies by which numbers.
 
 Note [Whose forward is known]
 The record describes a layer only if the layer's forward does what the record says. That is so in two cases.
 
 1. The forward *is* torch's own (`nn.Linear`, `nn.ConvNd`, `nn.ConvTransposeNd`, parametrized or not; subclasses that do
    not override it): the record is read from the layer's attributes.
-2. The layer states its geometry by a method `spectral_geometry()` that returns a mapping with any of the fields of
+2. The layer states its geometry in a method `spectral_geometry()`, which returns a mapping with any of the fields of
    `Convolution` (missing ones are read from the layer's attributes). An empty mapping says: "my attributes mean what
    `Convolution` says they mean". `check_geometry` compares the statement with the forward.
 
@@ -34,8 +34,8 @@ class Convolution:
     """A convolution `out[i] = Σ_j W[j]·x[s·i + d·j − left]` per axis, or the adjoint of one.
 
     Attributes:
-        weight: (co, ci/groups, *k), real. A transposed layer from co to ci channels has the same weight: that of the
-            convolution it is the adjoint of. No spatial axes: a dense matrix.
+        weight: (co, ci/groups, *k), real. A transposed layer from co to ci channels has the weight of the convolution
+            it is the adjoint of. Without spatial axes: a dense matrix.
         stride: s, one per axis.
         dilation: d, one per axis.
         padding: (left, right), one pair per axis. There are ⌊(n + left + right − reach)/s⌋ + 1 windows on n pixels, the
@@ -44,7 +44,8 @@ class Convolution:
         padding_mode: "zeros", "circular", "reflect" or "replicate": what the pads are filled with.
         transposed: whether the layer applies the adjoint of the convolution.
         output_padding: transposed only: pixels added at the end, one per axis.
-        extend: circular only: the circle is a whole number of strides, the image being extended by zeros at its end.
+        extend: circular only: the image is extended by zeros at its end so that the circle is a whole number of
+            strides.
     """
 
     weight: Tensor
@@ -94,12 +95,11 @@ def convolution(
     output_padding: int | Sequence[int] = 0,
     extend: bool | None = None,
 ) -> Convolution:
-    """A checked `Convolution` from torch's way of writing its numbers.
+    """A checked `Convolution` from arguments written as in torch.
 
-    `padding` is an int, one int or (left, right) pair per axis, "valid", or "same". With stride 1 "same" is torch's:
-    d·(k − 1) pixels in total, the smaller half on the left. With a stride, which torch does not have, "same" means
-    ⌈n/s⌉ windows, the first max(d·(k − 1) + 1 − s, 0) // 2 pixels before the image, and for circular padding
-    `extend`.
+    `padding` is an int, one int or (left, right) pair per axis, "valid", or "same". With stride 1, "same" is torch's:
+    d·(k − 1) pixels in total, the smaller half on the left. With a stride, which torch does not allow, "same" means
+    ⌈n/s⌉ windows, the first max(d·(k − 1) + 1 − s, 0) // 2 pixels before the image, and `extend` for circular padding.
 
     Args:
         weight: (co, ci/groups, *k) kernel; see `Convolution` for a transposed layer.
@@ -108,9 +108,9 @@ def convolution(
         padding: see above.
         groups: number of groups of channels.
         padding_mode: one of torch's four.
-        transposed: the adjoint is meant.
+        transposed: whether the layer is the adjoint.
         output_padding: as in `nn.ConvTransposeNd`.
-        extend: see `Convolution`; by default for circular "same" with a stride.
+        extend: see `Convolution`; by default True for circular "same" with a stride.
 
     >>> from orthogonium.spectral import convolution
     >>> convolution(torch.ones(4, 3, 3, 3), stride=2, padding="same", padding_mode="circular").padding
@@ -140,7 +140,7 @@ def convolution(
 
 
 def geometry_of(layer: nn.Module | Convolution) -> Convolution | None:
-    """The record of a layer, or None if only calling it tells what it does.
+    """The record of a layer, or None if only calling the layer shows what it does.
 
     >>> from orthogonium.spectral import geometry_of
     >>> geometry_of(torch.nn.Conv2d(3, 8, 3, padding=1)).reach

@@ -1,8 +1,8 @@
 """Gram iteration (Delattre et al. 2023 for circular, 2024 for zero padding), with its rounding.
 
-‖G‖² = ‖G G*‖, so G ← G G* squares the norm at each step and after N steps any crude norm b of G_N is a sharp one:
+‖G‖² = ‖G G*‖, so G ← G G* squares the norm at each step, and after N steps any crude norm b of G_N gives a sharp bound:
 ‖G_0‖ ≤ b^(1/2^N). Each step first divides by a constant ν, so nothing overflows, and going back through the steps,
-‖G_{k−1}‖ ≤ ν·√(‖G_k‖ + e_k), with e_k what rounding can have hidden in step k (Note [Rounding]).
+‖G_{k−1}‖ ≤ ν·√(‖G_k‖ + e_k), where e_k is what rounding can hide in step k (Note [Rounding]).
 
 Two forms. *Frequencies*: a matrix G(ω) for each frequency, closed by its Frobenius norm; valid on the circle it was
 taken from, or everywhere with the factor of a grid. *Kernel*: G is a kernel, autocorrelated at each step and closed
@@ -31,14 +31,14 @@ _PERRON_STEPS = 8
 def gram_bound(
     layer: nn.Module | Convolution, size: Sequence[int] | None = None, *, steps: int = 3, per_group: bool = False
 ) -> Tensor:
-    """Certified upper bound by Gram iteration on the kernel: zero, circular or any other padding, every size at once.
+    """Certified upper bound by Gram iteration on the kernel, for any padding (zero, circular, …) and all sizes at once.
 
     Args:
-        layer: with a known geometry (`geometry_of`).
-        size: spatial size of the input; only paddings that copy pixels need it, for a smaller factor.
-        steps: N. The excess falls like a constant to the power 2^−N; with F = (2^N(k−1)+1)^d taps in the end, the cost
-            is F·c³ + F²·c².
-        per_group: the bounds of all groups, (groups,), instead of their maximum.
+        layer: a layer of known geometry (`geometry_of`).
+        size: spatial size of the input; only used with paddings that copy pixels, for a smaller factor.
+        steps: N. The excess decreases like a constant to the power 2^−N; with F = (2^N(k−1)+1)^d taps at the end, the
+            cost is F·c³ + F²·c².
+        per_group: return the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:
         A differentiable float64 scalar on the device of the weight.
@@ -65,12 +65,12 @@ def circular_gram_bound(
     """Certified upper bound by Gram iteration at each frequency: cheaper than on the kernel for many steps.
 
     Args:
-        layer: with a known geometry (`geometry_of`).
+        layer: a layer of known geometry (`geometry_of`).
         size: spatial size of the input; None for a bound that holds at every size.
         steps: N; with c channels the excess is at most c^(1/2^(N+1)), at a cost of N·c³ for each frequency.
-        rtol: on axes with more frequencies than a grid of this relative cost, the grid and its factor are used instead;
-            0 takes every frequency of the circle of `size`.
-        per_group: the bounds of all groups, (groups,), instead of their maximum.
+        rtol: on axes with more frequencies than a grid of this relative excess, that grid and its factor are used
+            instead; 0 takes every frequency of the circle of `size`.
+        per_group: return the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:
         A differentiable float64 scalar on the device of the weight.

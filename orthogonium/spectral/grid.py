@@ -3,8 +3,8 @@
 A matrix polynomial K(ω) with k taps per axis that is at most b on a grid of M > k − 1 frequencies per axis is
 everywhere at most b·∏ min((1 − (k−1)/M)^(−1/2), 1/cos(π(k−1)/(2M))): the first from Parseval, the second from Ehlich
 and Zeller (1964). The norms on the grid are certified by Cholesky factorizations of the kernel of K Kᵀ
-(`eigenvalue.py`). The cost does not depend on the image; and where a small circular image has fewer frequencies than
-the grid, those are used, without a factor.
+(`eigenvalue.py`). The cost does not depend on the image; where a small circular image has fewer frequencies than the
+grid, those are used instead, without a factor.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def grid_bound(
     budget: float = math.inf,
     per_group: bool = False,
 ) -> Tensor:
-    """Certified upper bound of the layer's spectral norm, at most 1 + rtol times the norm on the infinite lattice.
+    """Certified upper bound of a layer's spectral norm, at most 1 + rtol times the norm on the infinite lattice.
 
-    Padding can make the layer's own norm smaller than that of the lattice (zeros), or the factor that covers it loose
-    (reflect, replicate); the bound holds for every padding, stride, dilation and group, and is differentiable.
+    Padding can make the layer's own norm smaller than on the lattice (zeros), or the factor that covers the padding
+    loose (reflect, replicate). The bound holds for all paddings, strides, dilations and groups, and is differentiable.
 
     Args:
-        layer: with a known geometry (`geometry_of`).
+        layer: a layer of known geometry (`geometry_of`).
         size: spatial size of the input; None for a bound that holds at every size.
-        rtol: share of the bound that the grid may cost; 0 takes every frequency of the circle of `size`.
-        budget: floating point operations to spend on factorizations; a thinner grid stays sound and gets looser.
-        per_group: the bounds of all groups, (groups,), instead of their maximum.
+        rtol: relative excess that the grid may cause; 0 takes every frequency of the circle of `size`.
+        budget: floating point operations to spend on factorizations; a thinner grid stays valid but gets looser.
+        per_group: return the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:
         A float64 scalar on the device of the weight.

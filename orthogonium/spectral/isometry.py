@@ -1,8 +1,8 @@
 """Kernels that are nearly isometries, up to a scale: K Kᵀ = c + D with a small D.
 
 All singular values then lie between √(c − ‖D‖) and √(c + ‖D‖). D is a polynomial of frequency, and what a grid can miss
-of it (`grid.py`) is a part of ‖D‖ alone, so that a coarse grid is enough. At each of its frequencies
-`‖D‖² = ‖D²‖ ≤ ‖D²‖_F`, which is hardly more than the norm where D is noise.
+of it (`grid.py`) is only a fraction of ‖D‖, so a coarse grid is enough. At each of its frequencies
+`‖D‖² = ‖D²‖ ≤ ‖D²‖_F`, which is hardly larger than the norm if D is noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scale_and_deviation(
 ) -> tuple[Tensor, Tensor]:
     """The mean c of the diagonal, and a bound for the norm of K Kᵀ − c at all frequencies; both (groups,).
 
-    Past the budget the Frobenius norm of D itself is taken.
+    Beyond the budget, the Frobenius norm of D itself is used.
     """
     lags, rows = gram.shape[3:], gram.shape[1]
     rest = gram.clone()

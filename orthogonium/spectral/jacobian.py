@@ -1,7 +1,7 @@
 """Spectra of non-linear modules: the Jacobian at points, and the ascent to where it is largest.
 
-The largest singular value of the Jacobian at any one point bounds the Lipschitz constant from below. So everything
-here is an estimate in the safe-to-refute direction: it can break the claim "1-Lipschitz", never prove it.
+The largest singular value of the Jacobian at any one point bounds the Lipschitz constant from below. So everything here
+is an estimate that can refute the claim "1-Lipschitz", never prove it.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ def steepest_point(
 ) -> tuple[Tensor, Tensor]:
     """Gradient ascent on the largest singular value of the Jacobian, from each sample of x.
 
-    The singular pair (u, v) follows by power steps Jᵀ(J v), both products by automatic differentiation, and x moves
-    along the gradient of uᵀJ(x)v. Where that vanishes (piecewise linear functions) it moves at random, which is how
-    one finds other pieces.
+    The singular pair (u, v) is updated by power steps Jᵀ(J v), both products by automatic differentiation, and x moves
+    along the gradient of uᵀJ(x)v. Where that vanishes (piecewise linear functions), x moves at random to find other
+    pieces.
 
     Args:
         fn: differentiable (twice, for the ascent to have a direction), treating samples independently.
-        x: (batch, …) starting points; take many.
-        steps: of the ascent.
+        x: (batch, …) starting points; use many.
+        steps: number of ascent steps.
         step_size: length of a step relative to the norm of x.
-        power_steps: on the singular pair, for each step.
-        generator: of the random directions; a fixed one by default.
+        power_steps: power steps on the singular pair in each step.
+        generator: generator of the random directions; one with a fixed seed by default.
 
     Returns:
         The largest ‖J(x)v‖ seen from each start, each a lower bound of the Lipschitz constant, and the points.

@@ -1,8 +1,8 @@
 """The exact operator of any linear module, from its impulse responses.
 
-Nothing is assumed about padding, stride, groups or algorithm: each unit impulse is sent through the module, and what
-comes out is a column. Exact, and the judge of everything else here; the cost is one forward pass per input number and
-a dense SVD.
+Nothing is assumed about padding, stride, groups or algorithm: each unit impulse is sent through the module, and the
+output is a column. This is exact, and the reference for everything else here; it costs one forward pass per input
+number and a dense SVD.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def operator_matrix(
 
     Args:
         fn: a module, function or `Convolution` that treats the samples of a batch independently.
-        input_shape: of one sample, without the batch.
-        dtype: of the impulses; that of the module by default (default dtype for a function, float64 for a
+        input_shape: shape of one sample, without the batch dimension.
+        dtype: dtype of the impulses; by default that of the module (torch's default for a function, float64 for a
             `Convolution`).
-        device: alike.
+        device: device of the impulses; likewise.
 
     Returns:
-        (outputs, inputs), in the dtype `fn` returns.
+        A matrix (outputs, inputs), in the dtype that `fn` returns.
 
     >>> from orthogonium.spectral import operator_matrix
     >>> operator_matrix(torch.nn.AvgPool1d(2), (1, 4))

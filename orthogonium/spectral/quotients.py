@@ -1,7 +1,7 @@
 """The search for two inputs that a function moves far apart: ‖f(x) − f(y)‖ / ‖x − y‖ refutes any smaller constant.
 
-Derivatives only suggest where to look: what counts is the values of f, so that code whose gradients lie (detached
-terms, straight-through estimators, jumps) is judged by what it computes.
+Derivatives only suggest where to look: only the values of f count, so code whose gradients lie (detached terms,
+straight-through estimators, jumps) is judged by what it computes.
 
 Note [Search for a quotient]
 - **Scan.** f is followed along lines, through the origin and beside it, at points from very near to very far.
@@ -15,10 +15,10 @@ Note [Search for a quotient]
   there are gradients.
 
 Note [Rounding of a quotient]
-A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, and by a few of the smallest numbers of the dtype, so that a
-quotient may be too large by this, for both ends, over ‖x − y‖. Of several quotients the one counts that is largest
-after this is deducted: short steps win at jumps, long ones elsewhere. A program that passes through numbers much larger
-than its inputs and outputs rounds more than that: judge it by its `exact_twin`.
+A value of f is off by about `noise·(‖x‖ + ‖f(x)‖)`, and by a few of the smallest numbers of the dtype, so a quotient
+may be too large by the sum of these errors at both ends over ‖x − y‖. The quotient that counts is the one that is
+largest after this deduction: short steps win at jumps, long ones elsewhere. A program with intermediate numbers much
+larger than its inputs and outputs rounds more than that: judge it by its `exact_twin`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _REACH = 30.0  # times a scale: how far the evenly spaced points of a scan go
 
 @dataclass(frozen=True)
 class Quotient:
-    """Two inputs and how far apart they are moved.
+    """Two inputs, and how far apart a function moves them.
 
     Attributes:
         value: ‖f(x) − f(y)‖ / ‖x − y‖; infinite if some output is not finite.
         rounding: how much of it the rounding of f(x) and f(y) may explain.
         x: an input, without batch.
-        y: another; the same one where its output is not finite.
-        finite: whether all outputs of the search were.
+        y: another input; the same one if its output is not finite.
+        finite: whether all outputs seen in the search were finite.
     """
 
     value: float
@@ -60,7 +60,7 @@ class Quotient:
 
     @property
     def lower(self) -> float:
-        """What is left of the quotient if rounding was at its worst: no smaller Lipschitz constant is true."""
+        """What remains of the quotient after worst-case rounding: no smaller Lipschitz constant is valid."""
         return max(self.value - self.rounding, 0.0)
 
 
@@ -94,7 +94,7 @@ class _Search:
         self.best = Quotient(0.0, 0.0, origin, origin)
 
     def point(self, rows: Tensor) -> Tensor:
-        """Rows as inputs the function is called with: rounded to its dtype."""
+        """Rows as inputs of the function: rounded to its dtype."""
         return rows.to(self.device, self.dtype).reshape(-1, *self.shape)
 
     def rounded(self, rows: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class _Search:
         return torch.randn(rows, self.inputs, generator=self.generator, dtype=torch.float64)
 
     def noisy(self, x: Tensor, fx: Tensor) -> Tensor:
-        """What the rounding of f may be worth at each point."""
+        """How large the rounding of f may be at each point."""
         smallest = torch.finfo(self.dtype).tiny * torch.finfo(self.dtype).eps * math.sqrt(max(x.shape[1], fx.shape[1]))
         return self.noise * (_norm(x) + _norm(fx)) + 8 * smallest
 
@@ -180,7 +180,7 @@ def _lines(search: _Search, scales: Sequence[float], count: int) -> list[Tensor]
 
 
 def _scan(search: _Search, scales: Sequence[float], points: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Segments (2, inputs) that are steep, and such that are not straight, by turns of the lines; both best first."""
+    """Segments (2, inputs) that are steep, and those that are not straight, alternating between lines; best first."""
     lines = 4 if points < 256 else 2 + 2 * len(scales)
     steep, bent = [], []
     for line in _lines(search, scales, max(points // lines, 7))[:lines]:
@@ -197,14 +197,14 @@ def _scan(search: _Search, scales: Sequence[float], points: int) -> tuple[list[T
 
 
 def _refine(search: _Search, segment: Tensor, by_steepness: bool, batches: int) -> None:
-    """Cut a segment, again and again, and keep the steepest piece, or the least straight place."""
+    """Repeatedly cut a segment and keep its steepest piece, or its least straight place."""
     cuts = torch.linspace(0, 1, _PIECES + 1, dtype=torch.float64)[1:-1, None]
     ends, f = segment, search.values(segment)
     for _ in range(batches):
         inner = search.rounded(torch.lerp(ends[:1], ends[1:], cuts))
         x, fx = torch.cat([ends[:1], inner, ends[1:]]), torch.cat([f[:1], search.values(inner), f[1:]])
         score = search.offer(x[1:], fx[1:], x[:-1], fx[:-1])
-        if not score.isfinite().all():  # points coincide: shorter steps cannot be told apart
+        if not score.isfinite().all():  # points coincide: the steps have become too short
             return
         low, high = (int(score.argmax()), int(score.argmax()) + 1) if by_steepness else _bend(_straying(x, fx))
         ends, f = x[[low, high]], fx[[low, high]]
@@ -224,7 +224,7 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def _ritz(steps: Tensor, moved: Tensor) -> Tensor:  # (m, inputs), (m, outputs) → (1, inputs)
-    """The combination of steps that moves the output most for its length, if f were linear."""
+    """The combination of steps that would move the output most for its length if f were linear."""
     squares, vectors = torch.linalg.eigh(_gram(steps))
     told = squares > 1e-10 * squares[-1]
     white = vectors[:, told] / squares[told].sqrt()
@@ -242,7 +242,7 @@ def _stretch(search: _Search, turn: int) -> Tensor:
 
 
 def _climb(search: _Search, start: Tensor, direction: Tensor, length: float, rounds: int) -> None:
-    """Directions of steps of one length around a point, and the point itself, changed to where f is steeper."""
+    """Change the directions of steps of one length around a point, and the point itself, to where f is steeper."""
     reach = max(0.1 * float(_norm(start)), 4 * length)
     x, pace = start, reach
     y = search.rounded(x + length * _unit(direction))
@@ -265,7 +265,7 @@ def _climb(search: _Search, start: Tensor, direction: Tensor, length: float, rou
         if apart.any():
             combined = _ritz((ends - bases)[apart], (f_ends[:-1] - f_bases)[apart])
         pace = reach if flat else pace * (1.5 if score[-1] > held else 0.5)
-        # On a plateau of the steepness the point wanders, which is how other pieces are found.
+        # On a plateau of the steepness the point wanders, to find other pieces.
         best = -1 if score[-1] >= (1 - 1e-6) * score.max() else int(score.argmax())
         x, fx, y, fy, held = (
             bases[best, None],
@@ -289,20 +289,20 @@ def steepest_quotient(
 ) -> Quotient:
     """The largest ‖f(x) − f(y)‖ / ‖x − y‖ that a search of bounded cost finds.
 
-    An estimate from below: `lower` refutes any smaller constant; that nothing larger was found proves nothing.
+    An estimate from below: `lower` refutes any smaller constant, but finding nothing larger proves nothing.
 
     Args:
         fn: a module, function or `Convolution` that treats the samples of a batch independently; it need not be
             differentiable.
-        input_shape: of one sample, without the batch.
-        dtype: of the inputs; that of the module by default.
-        device: alike.
-        scales: sizes of the entries of inputs, positive; by default 1e-3, 1 and 1e3, as far as the dtype holds the
-            square of the norm of the largest inputs. The origin is always among the starting points.
-        budget: about how many samples f is evaluated on, a derivative counted as two; at most 8 at a time, or a 60th
-            of the budget.
-        noise: relative error of an evaluation; 8 units of the dtype by default.
-        seed: of all that is random.
+        input_shape: shape of one sample, without the batch dimension.
+        dtype: dtype of the inputs; that of the module by default.
+        device: device of the inputs; likewise.
+        scales: sizes of the entries of inputs, positive; by default 1e-3, 1 and 1e3, as far as the dtype can represent
+            the squared norm of the largest inputs. The origin is always among the starting points.
+        budget: approximate number of samples to evaluate f on, a derivative counting as two; at most 8 at a time, or a
+            60th of the budget.
+        noise: relative error of an evaluation; by default 8 units of the dtype.
+        seed: seed for everything random.
 
     >>> from orthogonium.spectral import steepest_quotient
     >>> def lying(x):
@@ -326,10 +326,10 @@ def steepest_quotient(
 
 
 def _spend(search: _Search, scales: Sequence[float], budget: int) -> None:
-    """A quarter of the budget to scan, a quarter to refine, half of it to climb."""
+    """Spend a quarter of the budget on scanning, a quarter on refining, and half on climbing."""
     steep, bent = _scan(search, scales, budget // 4)
     deepest = 12 + int(-math.log(torch.finfo(search.dtype).eps) / math.log(_PIECES / 2))
-    # Steep places are climbed to anyway; jumps are found in no other way.
+    # Climbing reaches steep places anyway; jumps are found in no other way.
     for by_steepness, found, share in ((True, steep, budget // 16), (False, bent, 3 * budget // 16)):
         segments = max(1, share // (deepest * (_PIECES - 1)))
         for segment in found[:segments]:

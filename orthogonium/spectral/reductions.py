@@ -1,4 +1,4 @@
-"""From a finite image to the infinite lattice: by how much padding can raise the norm.
+"""From a finite image to the infinite lattice: how much padding can increase the norm.
 
 Write T for the layer on images of one size and T_s for the convolution of stride s on the infinite lattice or on a
 circle. Each `Reduction` states a proved inequality ‖T‖ ≤ factor · ‖T_s‖.
@@ -41,7 +41,7 @@ class Reduction:
 
 
 def reductions(conv: Convolution, size: Sequence[int] | None = None) -> list[Reduction]:
-    """The inequalities that hold for inputs of this spatial size (of every size, if None); use the best.
+    """The inequalities that hold for inputs of this spatial size (of every size if None); use the best.
 
     >>> from orthogonium.spectral import convolution
     >>> from orthogonium.spectral.reductions import reductions
@@ -83,7 +83,7 @@ def _copies_factor(conv: Convolution, image: Sequence[int]) -> float:
 
 
 def _of_any_size(conv: Convolution) -> Reduction:
-    """What holds whatever the size, given that circular pads longer than the reach are at most n (`check_size`)."""
+    """What holds for every size, given that circular pads longer than the reach are at most n (`check_size`)."""
     stride, product = [], 1
     for s, reach, (left, right) in zip(conv.stride, conv.reach, conv.padding, strict=True):
         shortest, total = s if conv.extend else max(left, right, 1), left + right  # the smallest circle possible

@@ -1,12 +1,12 @@
-"""What float64 arithmetic can hide, so that an upper bound stays one.
+"""How much float64 arithmetic can hide, so that an upper bound stays an upper bound.
 
 Note [Rounding]
 Bounds are computed in float64 whatever the dtype of the weight: a float32 weight is a float64 number, and the price
 of certainty falls from percents to parts per billion. Each step then adds the largest error it can have made, with
 γ_n = n·u/(1 − n·u), u = 2⁻⁵³: a sum of n products, in whatever order, is off by at most γ_n times the sum of the moduli
-(Higham, Accuracy and Stability, §3.1; a complex one by γ_{2n+4}). These terms are added *before* the roots that
-follow, which shrink them. What is certified is the norm of the layer's exact linear map; the arithmetic of the
-layer's own forward pass in its own dtype is not part of it.
+(Higham, Accuracy and Stability, §3.1; a complex one by γ_{2n+4}). These terms are added *before* the roots that follow,
+which shrink them. The certified quantity is the norm of the layer's exact linear map; the rounding of the layer's own
+forward pass in its own dtype is not included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def gamma(terms: float) -> float:
 
 
 def double(weight: Tensor) -> Tensor:
-    """The same numbers in float64, on the same device where that has float64 and on the CPU otherwise."""
+    """The same numbers in float64, on the same device if it supports float64 and on the CPU otherwise."""
     if weight.is_complex():
         raise ParameterError(f"Spectra are computed for real weights, got {weight.dtype}. View it as a real weight.")
     return (weight.cpu() if weight.device.type == "mps" else weight).to(torch.float64)
@@ -41,7 +41,7 @@ def normalize(kernel: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def root(x: Tensor) -> Tensor:
-    """√x whose gradient at 0 is 0 and not infinite."""
+    """√x, with a gradient at 0 that is 0 instead of infinite."""
     positive = x > 0
     return torch.where(positive, x, torch.ones_like(x)).sqrt() * positive
 

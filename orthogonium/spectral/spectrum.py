@@ -1,4 +1,4 @@
-"""One front door: the spectrum of any layer, with a label that says what the numbers mean."""
+"""The front door: the spectrum of any layer, with a label that says what the numbers mean."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Spectrum:
     | upper | certified: never below the true one | never above the true one (0 if unknown) | never above the true one |
     | estimate | never above the true one | the smallest seen | approximate |
 
-    "Exact" means that no singular value is off by more than `rounding`. Where a number has no meaning (the stable rank
-    of a convolution on images of unknown size) it is NaN.
+    "Exact" means that no singular value is off by more than `rounding`. A number without meaning (the stable rank of a
+    convolution on images of unknown size) is NaN.
     """
 
     sigma_min: float
@@ -68,21 +68,21 @@ def spectrum(
     rtol: float = 0.01,
     budget: float = BUDGET,
 ) -> Spectrum:
-    """Smallest and largest singular value and stable rank of a layer, by the cheapest sound way.
+    """Smallest and largest singular value and stable rank of a layer, by the cheapest sound method.
 
     Exact where affordable: by Fourier transform if the layer is a circular convolution, else by the SVD of its
-    operator. Otherwise a certified upper bound if the geometry is known (`geometry_of`). What is known only by
-    calling it is measured by impulse responses if it is linear (a subclass of a linear torch layer, or `linear=True`;
-    both are tested), and estimated otherwise: a non-linear module has one spectrum per point, and the largest found
-    is an estimate of its Lipschitz constant from below.
+    operator. Otherwise a certified upper bound if the geometry is known (`geometry_of`). A layer known only by calling
+    it is measured by impulse responses if it is linear (a subclass of a linear torch layer, or `linear=True`; both are
+    tested), and estimated otherwise: a non-linear module has one spectrum per point, and the largest value found is an
+    estimate of its Lipschitz constant from below.
 
     Args:
         layer: a module, a function on batches, or a `Convolution`.
-        input_shape: of one sample, without the batch. Needed except for dense layers and for a bound that holds at
-            every size.
+        input_shape: shape of one sample, without the batch dimension. Not needed for dense layers, or for a bound that
+            holds at every size.
         kind: what to compute; by default exact if it costs less than the budget, else upper, else estimate.
-        linear: the function is linear or affine (it is checked on random inputs, and rejected if it is not).
-        rtol: wanted sharpness of an upper bound.
+        linear: whether the function is linear or affine (checked on random inputs, and rejected if it is not).
+        rtol: desired sharpness of an upper bound.
         budget: floating point operations to spend.
 
     >>> from orthogonium.spectral import spectrum
@@ -144,7 +144,7 @@ def _unit(weight: Tensor) -> float:
 
 
 def _scaled(found: Spectrum, unit: float) -> Spectrum:
-    """The spectrum of `unit` times the operator; the smallest numbers of float64 are exact to one step only."""
+    """The spectrum of `unit` times the operator; the smallest float64 numbers are only exact to one step."""
     step = 5e-324
     upper, least = found.sigma_max * unit, found.sigma_min * unit
     if found.kind == "upper":

@@ -13,7 +13,7 @@ from orthogonium.spectral.enclosure import norm_bound
 from orthogonium.spectral.geometry import Convolution
 from orthogonium.spectral.gram import circular_gram_bound, gram_bound
 
-MOST_FLOPS = 2.5e10  # of a bound, which take about a minute
+MOST_FLOPS = 2.5e10  # for one bound: about a minute
 
 
 def gram_norms(conv: Convolution, size: Sequence[int] | None, n_iter: int) -> Tensor:

@@ -71,7 +71,7 @@ class Frequencies:
     def waves(self, taps: Sequence[int], index: Tensor, centred: bool = False) -> Tensor:
         """(F, taps) complex matrix of e^{iω·t}, t = 0 … k−1 per axis, or from −(k−1)/2 if centred.
 
-        Angles are reduced as integers, so that every entry is off by at most a few units of rounding.
+        Angles are reduced as integers, so every entry is off by at most a few units of rounding.
         """
         out = torch.ones(len(index), 1, dtype=torch.complex128, device=index.device)
         number = index
@@ -84,7 +84,7 @@ class Frequencies:
         return out
 
     def chunks(self, kernel: Tensor) -> Iterator[Tensor]:
-        """All frequency indices, in pieces for which the matrices of the kernel need little memory."""
+        """All frequency indices, in pieces small enough that the matrices of the kernel need little memory."""
         each = max(1, _CHUNK // max(kernel.shape[:3].numel(), kernel.shape[3:].numel()))
         yield from torch.arange(len(self), device=kernel.device).split(each)
 
@@ -116,8 +116,8 @@ def covering_frequencies(
 ) -> tuple[Frequencies, float]:
     """Frequencies whose largest norm, times the returned factor, bounds all on the circles or lines of a reduction.
 
-    On each axis the frequencies of the circle itself (factor 1), or a grid that costs at most its share of `rtol`,
-    whichever are fewer. If the grid has more than `most` frequencies it is thinned, and the factor grows.
+    On each axis these are the frequencies of the circle itself (factor 1), or a grid whose excess is at most its share
+    of `rtol`, whichever are fewer. If the grid has more than `most`, it is thinned and the factor grows.
     """
     wide = [a for a, k in enumerate(taps) if k > 1]
     share = (1 + rtol) ** (-1 / len(wide)) if wide else 1.0

@@ -3,8 +3,8 @@
 ‖K‖_σ = sup |K(u, v, w₁, w₂)| over complex unit vectors, one per axis of the kernel, satisfies ‖K‖_σ ≤ σ_∞ ≤
 √(k₁k₂)·‖K‖_σ with σ_∞ the norm on the infinite lattice: waves have norm √k, and Parseval gives the other half. The
 paper reports √(k₁k₂)·‖K‖_σ as an upper bound, but computing ‖K‖_σ is a search: the alternating power method ends in
-local maxima, and then √(k₁k₂) times the result can fall below the true norm. So what is returned here is what was
-found, a number that is never above σ_∞. The certified bound of the same kind is `unfolding_bound`.
+local maxima, and then √(k₁k₂) times the result can fall below the true norm. So the value found is returned as it is, a
+number that never exceeds σ_∞. The certified bound of the same kind is `unfolding_bound`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def tensor_norm(
     """Estimate of ‖K‖_σ of the (phase-stacked) kernel from below, hence of the norm of the layer on large images.
 
     Args:
-        layer: with a known geometry (`geometry_of`).
+        layer: a layer of known geometry (`geometry_of`).
         steps: sweeps of the alternating power method.
-        restarts: random starting points; the best counts.
-        seed: of the starting points.
-        per_group: the values of all groups, (groups,), instead of their maximum.
+        restarts: number of random starting points; the best one counts.
+        seed: seed of the starting points.
+        per_group: return the values of all groups, (groups,), instead of their maximum.
 
     Returns:
         A float64 scalar: at most the norm on the infinite lattice, and on every circle of at least k pixels.

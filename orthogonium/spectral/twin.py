@@ -13,17 +13,17 @@ from torch.nn.utils import parametrize
 from orthogonium.spectral.operator import Map, as_function
 from orthogonium.spectral.rounding import double
 
-# What a dtype may differ by from float64, relative to inputs and outputs: half precision rounds every intermediate
-# value, and reduced-precision products of accelerators (TF32) keep ten bits of float32.
+# How far a dtype may be from float64, relative to inputs and outputs: half precision rounds every intermediate value,
+# and reduced-precision products of accelerators (TF32) keep ten bits of float32.
 _AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 0.1}
 
 
 def exact_twin(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> Callable[[Tensor], Tensor] | None:
-    """A function on float64 batches that computes what `fn` does; None where there is none.
+    """A function on float64 batches that computes what `fn` does; None if there is none.
 
-    The twin of a module is a copy in float64 whose weights are the numbers it applies: parametrizations are evaluated
-    in the dtype of the module and removed. A function is its own twin if it takes float64. A copy that fails, or whose
-    values are not those of `fn` up to the rounding of its dtype, is no twin.
+    The twin of a module is a copy in float64 whose weights are the numbers the module applies: parametrizations are
+    evaluated in the module's dtype and removed. A function is its own twin if it accepts float64. A copy that fails, or
+    whose values differ from those of `fn` by more than the rounding of its dtype, is no twin.
 
     >>> from orthogonium.spectral import exact_twin
     >>> layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)

@@ -2,7 +2,7 @@
 
 For a kernel with taps of k₁ × k₂, K(ω) is an unfolding of K between two vectors of waves of norm √k₁ and √k₂, or both
 on one side; so ‖K(ω)‖ ≤ √(k₁k₂)·‖unfolding‖ for each of the four ways (2^d in d dimensions) to send the spatial axes
-to the rows or to the columns. The paper's own use leaves the root out; without it this is no bound. The norms of the
+to the rows or to the columns. The paper itself omits the root; without it this is not a bound. The norms of the
 unfoldings are certified.
 """
 
@@ -28,9 +28,9 @@ def unfolding_bound(
     """Certified upper bound √∏k · min over unfoldings of their spectral norm; at most √∏k times too large.
 
     Args:
-        layer: with a known geometry (`geometry_of`).
+        layer: a layer of known geometry (`geometry_of`).
         size: spatial size of the input; None for a bound that holds at every size.
-        per_group: the bounds of all groups, (groups,), instead of their maximum.
+        per_group: return the bounds of all groups, (groups,), instead of their maximum.
 
     Returns:
         A differentiable float64 scalar on the device of the weight.

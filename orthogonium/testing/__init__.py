@@ -1,4 +1,4 @@
-"""Asserts for the tests of one's own layers and models: orthogonal, Lipschitz, certified."""
+"""Assertions for tests of your own layers and models: orthogonal, Lipschitz, certified."""
 
 from orthogonium.testing.certificate_asserts import assert_certificate
 from orthogonium.testing.counterexamples import find_counterexample

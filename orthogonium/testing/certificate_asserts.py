@@ -13,7 +13,7 @@ from orthogonium.errors import ShapeError
 from orthogonium.testing.counterexamples import find_counterexample
 
 _BATCH_SIZES = (7, 1)
-_CALLS = 64  # of the model, for each of them
+_CALLS = 64  # calls of the model, for each of them
 
 
 @torch.no_grad()
@@ -38,21 +38,21 @@ def assert_certificate(
     restarts: int = 3,
     seed: int = 0,
 ) -> None:
-    """Fail if an attack inside the certified balls changes a class, or if nothing but the size of the batch does.
+    """Fail if an attack inside the certified balls changes a class, or if a change of batch size alone does.
 
-    A radius > 0 also claims that the input is of its class to begin with, with finite logits; a radius that is NaN
-    fails. An infinite one is attacked a thousand sizes of the input away. A failure is certain; a pass is evidence that
-    grows with `steps` and `restarts`.
+    A radius > 0 also claims that the input is of the certified class to begin with, with finite logits; a NaN radius
+    fails. An infinite one is attacked up to 1000 times the size of the input away. A failure is certain; a pass is
+    evidence that grows with `steps` and `restarts`.
 
     Args:
-        model: from inputs to logits (n, classes).
+        model: maps inputs to logits (n, classes).
         x: inputs (n, …).
         radius: certified radii (n,), or one for all; inputs with a radius ≤ 0 claim nothing and are left out.
-        labels: classes the certificates are about; the predictions by default.
-        fraction: of the radius that is attacked, so that rounding of the attack itself does not matter.
-        steps: of each descent; more find more.
+        labels: the certified classes; the predictions by default.
+        fraction: fraction of the radius to attack, so that rounding in the attack itself does not matter.
+        steps: number of steps of each descent; more steps find more.
         restarts: number of descents, all but the first from random points.
-        seed: decides these points.
+        seed: seed of these points.
 
     >>> from orthogonium.testing import assert_certificate
     >>> assert_certificate(torch.nn.Identity(), torch.tensor([[1.0, 0.0]]), 0.5**0.5)
@@ -72,7 +72,7 @@ def assert_certificate(
     labels = _classes(model, x, len(x)) if labels is None else labels.to(x.device)
     for size in (len(x), *_BATCH_SIZES):
         some = index[: _CALLS * size]
-        # The batch that was certified is run as it was, whatever it claims.
+        # The certified batch is run as it was, whatever it claims.
         found = _classes(model, x, size)[some] if size == len(x) else _classes(model, x[some], size)
         unlike = ((found != labels[some]) | (found < 0)).nonzero().flatten()
         if len(unlike):

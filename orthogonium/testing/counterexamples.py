@@ -24,16 +24,16 @@ def find_counterexample(
     """Search the l2 balls around inputs for another class, by `orthogonium.attacks.l2_pgd`.
 
     Args:
-        model: from inputs to logits (n, classes), treating samples independently.
+        model: maps inputs to logits (n, classes), treating samples independently.
         x: inputs (n, …).
-        radius: of the ball around each input, (n,).
-        labels: classes to leave; the predictions by default.
-        steps: of each descent.
-        restarts: number of descents, the first of them from the input itself, the others from random points.
-        seed: decides the random points.
+        radius: radius of the ball around each input, (n,).
+        labels: the classes to move away from; the predictions by default.
+        steps: number of steps of each descent.
+        restarts: number of descents, the first from the input itself, the others from random points.
+        seed: seed of the random points.
 
     Returns:
-        Which inputs were fooled, (n,), and the points found, (n, …), never outside of the balls.
+        Which inputs were fooled, (n,), and the points found, (n, …), never outside the balls.
 
     >>> from orthogonium.testing import find_counterexample
     >>> fooled, _ = find_counterexample(torch.nn.Identity(), torch.tensor([[1.0, 0.0]] * 2), torch.tensor([0.7, 0.8]))

@@ -1,9 +1,9 @@
-"""Whether a layer is orthogonal or Lipschitz, judged by what it computes and not by what it or its gradient says.
+"""Whether a layer is orthogonal or Lipschitz, judged by what it computes, not by what it or its gradient claims.
 
 Note [Judged twice]
 A module is judged as the function it is, by its copy in float64 (`exact_twin`) where there is one, and as the program
-it is, in its own dtype: that finds outputs that are not finite and code that depends on the dtype. There, what rounding
-may have added is deducted; how much that is, the difference from the twin tells.
+it is, in its own dtype: that finds outputs that are not finite, and code that depends on the dtype. There, what
+rounding may have added is deducted, as estimated from the difference from the twin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orthogonium.spectral.operator import as_function
 Function = Callable[[Tensor], Tensor] | nn.Module
 # Deviation of a singular value that the arithmetic of a dtype explains.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Relative error of an evaluation where there is nothing to compare with: fast convolutions lose digits.
+# Relative error of an evaluation if there is no twin to compare with: fast convolutions lose digits.
 _NOISE = {torch.float64: 2.0**-40, torch.float32: 2.0**-15}
 
 
@@ -44,7 +44,7 @@ def _name(fn: Function) -> str:
 
 
 def _points(input_shape: Sequence[int], count: int, fn: Function, seed: int) -> Tensor:
-    """Random points, by turns of size 1, 10 and 1/10."""
+    """Random points, of sizes 1, 10 and 1/10 in turn."""
     _, dtype, device = as_function(fn)
     points = torch.randn(count, *input_shape, generator=torch.Generator().manual_seed(seed))
     for k, scale in enumerate((1.0, 10.0, 0.1)):
@@ -70,7 +70,7 @@ def _noise(fn: Function, twin: Callable[[Tensor], Tensor] | None, points: Tensor
 
 
 def _steepest(fn: Function, input_shape: Sequence[int], budget: int, points: Tensor, seed: int) -> list[Quotient]:
-    """Of the function and of the program. Note [Judged twice]."""
+    """The steepest quotients of the function and of the program. Note [Judged twice]."""
     _, dtype, device = as_function(fn)
     twin = exact_twin(fn, input_shape)
     noise = _noise(fn, twin, points)
@@ -99,17 +99,17 @@ def _check_quotients(found: list[Quotient], allowed: float, claim: str) -> None:
 def assert_orthogonal(
     layer: Function, input_shape: Sequence[int], *, tolerance: float | None = None, points: int = 8, seed: int = 0
 ) -> None:
-    """Fail unless all singular values are 1: of the operator of a linear layer, of Jacobians of any other.
+    """Fail unless all singular values are 1: those of the operator of a linear layer, or of the Jacobians of any other.
 
-    A linear map is judged exactly, by the SVD of its impulse responses. A non-linear one by its Jacobians at random
-    points, and by whether its values move as these say: a failure is certain, a pass is evidence.
+    A linear map is judged exactly, by the SVD of its impulse responses. A non-linear one is judged by its Jacobians at
+    random points, and by whether its values move accordingly: a failure is certain, a pass is evidence.
 
     Args:
         layer: a module or a function on batches.
-        input_shape: of one sample, small enough for an SVD.
+        input_shape: shape of one sample, small enough for an SVD.
         tolerance: allowed deviation from 1; by default what the dtype explains (1e-4 in float32, 1e-8 in float64).
-        points: where a non-linear layer is looked at.
-        seed: decides the random points.
+        points: number of points at which a non-linear layer is tested.
+        seed: seed of the random points.
 
     >>> from orthogonium.layers import AdaptiveOrthoConv2d
     >>> from orthogonium.testing import assert_orthogonal
@@ -133,7 +133,7 @@ def assert_orthogonal(
 
 
 def _moving(layer: Function, input_shape: Sequence[int], where: Tensor, allowed: float, seed: int) -> Tensor:
-    """Singular values of Jacobians, where values move by as much as these say; of the values where they do not."""
+    """Singular values of Jacobians where the values move accordingly; those of the values where they do not."""
     slopes = jacobian(layer, where).double()  # (points, outputs, inputs)
     twin = exact_twin(layer, input_shape)
     call, x = (layer, where) if twin is None else (twin, where.double())
@@ -163,20 +163,20 @@ def assert_lipschitz(
     steps: int = 50,
     seed: int = 0,
 ) -> None:
-    """Fail if some two inputs are moved apart by more than a factor of `constant`, or an output is not finite.
+    """Fail if two inputs are moved apart by more than a factor of `constant`, or if an output is not finite.
 
-    A linear map is judged exactly, by the SVD of its impulse responses. For any other, two such inputs are searched
-    (`orthogonium.spectral.steepest_quotient`): a failure is certain, a pass is evidence (`lipschitz_bound` proves).
+    A linear map is judged exactly, by the SVD of its impulse responses. For any other, a search looks for two such
+    inputs (`orthogonium.spectral.steepest_quotient`): a failure is certain, a pass is evidence (for a proof, use
+    `lipschitz_bound`).
 
     Args:
         module: a module or a function on batches.
-        input_shape: of one sample.
-        constant: the claim.
+        input_shape: shape of one sample.
+        constant: the claimed Lipschitz constant.
         tolerance: allowed relative excess; by default what the dtype explains (1e-4 in float32, 1e-8 in float64).
-        points: this times `steps` says how long is searched: the function is evaluated on about five times as many
-            inputs.
+        points: `points` times `steps` sets the effort: the function is evaluated on about five times as many inputs.
         steps: see `points`.
-        seed: of all that is random.
+        seed: seed for everything random.
 
     >>> from orthogonium.layers import MaxMin
     >>> from orthogonium.testing import assert_lipschitz

@@ -1,4 +1,4 @@
-"""Lipschitz constants of ATen operators: one closed table, by overload object. What has no entry has no bound."""
+"""Lipschitz constants of ATen operators: one closed table, keyed by overload. Operators not listed have no bound."""
 
 from orthogonium.certification.rules import (
     additions,

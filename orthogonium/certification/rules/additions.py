@@ -38,7 +38,7 @@ def gathered_back(call: Call) -> Effect:
     alpha = abs(float(call.given.get("alpha", 1) or 0))
     ones.pop("alpha", None)
     arrived = call.func(**ones)
-    # What is sent may be copied on the way, and several copies may meet.
+    # Sources may be copied on the way, and several copies may meet.
     copies = float(arrived.sum()) / source.numel() if "indices" in given and source.numel() else 1.0
     most = float(arrived.max()) * copies if arrived.numel() else 0.0
     call.check_places((call["self"], call[sent]))
@@ -59,7 +59,7 @@ def gathered_back(call: Call) -> Effect:
 
 
 def _reduced_owner(call: Call, ones: dict[str, Any], sent: str) -> Tensor:
-    """Samples of the targets: all that is sent to one must be of one sample."""
+    """Samples of the targets: everything sent to one target must belong to one sample."""
     samples = ones[sent] - 1
     found: Tensor | None = None
     for sample in samples.unique().tolist():

@@ -1,4 +1,4 @@
-"""Sums, products and quotients of values and constants, the larger of two values, and combinations of them."""
+"""Sums, products and quotients of values and constants, the maximum of two values, and combinations of these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def number(x: Any, dtype: torch.dtype, inverse: bool = False) -> Tensor:
-    """A constant (or its inverse) in float64; a single number as the operator rounds it, if that is worse."""
+    """A constant (or its inverse) in float64; a scalar is taken as the operator rounds it, if that is worse."""
     if isinstance(x, Tensor):
         exact = (x.value if isinstance(x, Tracked) else x).detach().to("cpu", torch.float64, copy=True)
     else:
@@ -45,7 +45,7 @@ def _up(x: float) -> float:
 
 
 class Scale:
-    """`out = c·x + shift`, entry by entry: what is known of a base that is an entrywise affine image of another."""
+    """`out = c·x + shift`, entry by entry: the origin of a base that is an entrywise affine image of another."""
 
     def __init__(self, x: Tracked, c: Tensor, shift: Tensor | None = None) -> None:
         self.codes, self.coefficient = x.codes.clone(), c
@@ -126,7 +126,7 @@ def clamped(call: Call) -> Effect:
 def interpolated(call: Call) -> Effect:
     """`lerp(a, b, t) = a + t·(b − a)` with a constant t."""
     weight = _finite(number(call.constant("weight"), call.output.dtype))
-    slack = 1 + torch.finfo(call.output.dtype).eps  # weights that are computed are rounded, too
+    slack = 1 + torch.finfo(call.output.dtype).eps  # computed weights are rounded, too
     terms = []
     for name, c in (("self", (1 - weight) * slack), ("end", weight * slack)):
         if is_value(call[name]):
@@ -146,7 +146,7 @@ def added_products(call: Call) -> Effect:
     if is_value(a) or is_value(b):
         value, c = (a, number(b, call.output.dtype)) if is_value(a) else (b, number(a, call.output.dtype))
         c = 1 / c if inverse else c
-        inside = max(abs(v), 1.0) * max(float(c.abs().max()), 1.0) if c.numel() else 1.0  # in whatever order
+        inside = max(abs(v), 1.0) * max(float(c.abs().max()), 1.0) if c.numel() else 1.0  # in any order
         c = _finite(v * c) * (1 + torch.finfo(call.output.dtype).eps)
         terms.append(call.broadcast(value).scaled(_up(float(c) ** 2)) if c.dim() == 0 else call.broadcast(value, c))
         local = replace(local, inside=inside)
@@ -180,7 +180,7 @@ def normalized(call: Call) -> Any:
     if not bool(scale.isfinite().all()):
         raise NoBound(*NOT_FINITE)
     weights = scale.square().reshape(1, -1, *[1] * (x.dim() - 2)).expand(x.shape)
-    # x − mean and the bias may cancel: their sizes count, whatever is left of them.
+    # x − mean and the bias may cancel: their sizes count, whatever remains of them.
     added = constant_of(call["running_mean"]).detach().cpu().double().abs() * scale
     if call["bias"] is not None:
         added = added + constant_of(call["bias"]).detach().cpu().double().abs()

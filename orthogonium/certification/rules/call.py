@@ -30,18 +30,18 @@ class NoBound(Exception):
 
 @dataclass(frozen=True)
 class Local:
-    """Rounding of one operation, with the norms M of what it reads and writes.
+    """Rounding of one operation, where M is the norm of what it reads or writes.
 
     Attributes:
         read: the error is proved to be at most `read·M_in + written·M_out + offset + lost`.
-        written: alike.
-        inside: numbers on the way are at most `inside·M_in + beside`.
-        power: they are powers with this exponent, of which the root is taken.
-        unit: the roundoff of what it reads, where that is shortened to fewer digits than it writes.
-        beside: norm of the constants on the way, which may cancel each other in the end.
-        offset: what their rounding is proved to add.
-        lost: what numbers that underflow may add.
-        sums: the floor of sums, times what is read. Note [Rounding along the walk].
+        written: see `read`.
+        inside: intermediate numbers are at most `inside·M_in + beside`.
+        power: they are powers with this exponent, under a root.
+        unit: the unit roundoff of what it reads, where that is shortened to fewer digits than it writes.
+        beside: norm of intermediate constants, which may cancel each other in the end.
+        offset: proved bound of what their rounding adds.
+        lost: what underflow may add.
+        sums: the floor of sums, relative to what is read. Note [Rounding along the walk].
     """
 
     read: float = 0.0
@@ -59,22 +59,22 @@ class Local:
 class Effect:
     """What a rule says about an output: its terms over the bases, its samples, its rounding.
 
-    `owner` is the sample of each entry, in the shape of the output; None where axis 0 is the batch. A rule that sees
-    through several operations has terms over the first of what they read; `carried` are the values that the last one
-    reads, whose errors come along, with the factor by which it passes them on.
+    `owner` is the sample of each entry, in the shape of the output; None where axis 0 is the batch. A rule that covers
+    several operations has terms over the inputs of the first one; `carried` are the values that the last one reads,
+    whose errors are included, with the factor by which it passes them on.
     """
 
     terms: tuple[Form, ...]
     owner: Tensor | None = None
     local: Local = field(default_factory=Local)
     origin: Any = None
-    step: dict[str, Any] | None = None  # fields of the step to report, whatever the factor
+    step: dict[str, Any] | None = None  # fields of a step to report, whatever its factor
     carried: tuple[tuple[Form, float], ...] = ()
 
 
 @dataclass
 class Jump:
-    """An output that jumps (indices, comparisons): no bound, and no need to say so unless it is used."""
+    """An output that jumps (indices, comparisons): it has no bound, which is reported only if it is used."""
 
     reason: str
     remedy: str
@@ -87,7 +87,7 @@ Rule = Callable[["Call"], "Effect | Sequence[Effect | Jump] | Jump"]
 
 
 class Call:
-    """Arguments by the names of the schema, defaults filled in."""
+    """Arguments by their schema names, with defaults filled in."""
 
     def __init__(self, walk: Walk, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.walk, self.func, self.args, self.kwargs = walk, func, args, kwargs
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Of the operator, as people write it."""
+        """The name of the operator, as users write it."""
         return self.func._schema.name.split("::")[-1].removeprefix("native_").strip("_")
 
     def __getitem__(self, name: str) -> Any:
@@ -111,12 +111,12 @@ class Call:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments that are no tensors."""
+        """Arguments that are not tensors."""
         return {name: value for name, value in self.given.items() if not isinstance(value, Tensor)}
 
     @property
     def output(self) -> Any:
-        """What the operator gives at the input 0 of the network."""
+        """What the operator computes if the input of the network is 0."""
         if self._output is None:
             self._output = self.func(*plain(self.args), **plain(self.kwargs))
         return self._output
@@ -127,7 +127,7 @@ class Call:
         return [t for t in tensors_in((self.args, self.kwargs)) if isinstance(t, Tracked) and not t.constant]
 
     def operand(self, name: str = "self") -> Tracked:
-        """The argument of this name, if it is the only value the call depends on."""
+        """The argument with this name, if it is the only value the call depends on."""
         x = self.given[name]
         if not (isinstance(x, Tracked) and not x.constant) or len(self.operands) != 1:
             raise NoBound(
@@ -151,7 +151,7 @@ class Call:
     def together(self, x: Tracked, axes: Sequence[int]) -> Tensor | None:
         """The samples of `x` where entries along `axes` are combined; None where axis 0 is the batch and not in `axes`.
 
-        Has size 1 along the axes. Raises `NoBound` if the entries of different samples meet.
+        The result has size 1 along these axes. Raises `NoBound` if the entries of different samples meet.
         """
         dims = max(x.dim(), 1)
         axes = sorted({a % dims for a in axes})
@@ -179,7 +179,7 @@ class Call:
         return _in_front(high, self.walk.batch)
 
     def check_places(self, arguments: Any) -> None:
-        """Constants that are added to values, entry by entry, may not differ from sample to sample."""
+        """Constants added to values, entry by entry, must not differ between samples."""
         dims = self.first_output.dim()
         for t in tensors_in(arguments):
             if not is_value(t):
@@ -198,7 +198,7 @@ class Call:
     # ── forms ──
 
     def broadcast(self, x: Tracked, weights: Tensor | None = None) -> Form:
-        """The form of `x` as it is broadcast to the output, times squares of `weights`."""
+        """The form of `x` broadcast to the output, times the squares of `weights`."""
         shape = self.first_output.shape
         if weights is None and x.shape == shape:
             return x.form()
@@ -216,7 +216,7 @@ class Call:
         return Local(read * unit, written * unit, inside, power)
 
     def summed(self, terms: int, norm: float, local: Local, unit: float = 0.0) -> Local:
-        """Rounding of an operation of this norm whose results are sums of so many terms."""
+        """Rounding of an operation with this norm whose results are sums of `terms` terms."""
         dtype, entries = self.first_output.dtype, self.first_output.numel()
         if not dtype.is_floating_point:
             return local
@@ -225,7 +225,7 @@ class Call:
 
 
 def _in_front(owner: Tensor, batch: int) -> Tensor | None:
-    """Samples of entries; None where they lie along axis 0, as they mostly do."""
+    """Samples of entries; None if they lie along axis 0, as they usually do."""
     if not owner.dim() or owner.shape[0] != batch:
         return owner
     expected = torch.arange(batch).reshape(-1, *[1] * (owner.dim() - 1))

@@ -15,7 +15,7 @@ from orthogonium.layers.conv.frequencies import adjoint_frequencies, symbol_of
 
 
 def on_circle(call: Any) -> Any:
-    """A circular convolution by Fourier transform, or the adjoint of one: from its kernel."""
+    """A circular convolution by Fourier transform, or the adjoint of one, bounded from its kernel."""
     x, weight, left, stride, groups = call.args
     if is_value(weight):
         raise NoBound(*PRODUCT)
@@ -40,10 +40,10 @@ def on_circle(call: Any) -> Any:
 def _fourier_rounding(
     call: Any, weight: Tensor, left: Any, stride: Any, groups: int, sizes: tuple[int, ...], norm: float
 ) -> Local:
-    """Rounding of two Fourier transforms, of the product between them, and of the matrices that it is taken with.
+    """Rounding of two Fourier transforms, of the product between them, and of the matrices in that product.
 
-    A transform of n = ∏p points (p prime) that is done in one step for each p, a product with an orthogonal matrix of p
-    rows, is off by `Σ (p + 4)√p` units, relative to the norm; four times that leaves room for other ways (chirps).
+    A transform of n = ∏p points (p prime), computed in one step for each p as a product with an orthogonal matrix of p
+    rows, is off by `Σ (p + 4)√p` units relative to the norm; four times that leaves room for other algorithms (chirps).
     """
     dtype = torch.promote_types(call.output.dtype, torch.float32)
     unit, factors = unit_roundoff(dtype), product_roundoff(dtype, call.output.device, False)
@@ -72,6 +72,6 @@ def _fourier_rounding(
 
 
 def _primes(n: int) -> list[int]:
-    """Prime factors, each as often as it occurs."""
+    """Prime factors, with multiplicity."""
     p = next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), n)
     return [] if n == 1 else [p, *_primes(n // p)]

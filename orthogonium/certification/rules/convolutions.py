@@ -1,8 +1,8 @@
 """Convolutions with constant kernels.
 
 Note [Circular images] A convolution does not know that its image was wrapped around; the sources do. If they repeat
-along an axis with a period N, the image lies on a circle of N pixels, whoever has padded it and however, and its
-windows are windows of the circle.
+along an axis with a period N, the image lies on a circle of N pixels, however it was padded, and its windows are
+windows of the circle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orthogonium.certification.tracked import Tracked
 from orthogonium.certification.values import Form
 from orthogonium.spectral import Spectrum
 
-_SMALL = 1536  # inputs and outputs of a map that is measured entry by entry
+_SMALL = 1536  # most inputs or outputs of a map that is measured entry by entry
 
 
 def convolved(call: Call) -> Effect:
@@ -66,7 +66,7 @@ def convolved(call: Call) -> Effect:
 
 
 class Transposed:
-    """The result of a transposed convolution: what a base is known by when its margins are folded back."""
+    """The result of a transposed convolution: the origin of a base, for when its margins are folded back."""
 
     def __init__(
         self, weight: Tensor, groups: int, geometry: dict[str, Any], form: Form, inputs: tuple[int, ...]
@@ -85,18 +85,18 @@ def _sizes(given: Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 def _kernel_absolute(weight: Tensor, groups: int) -> float:
-    """Norm of the convolution with the absolute values of a kernel, from above."""
+    """Upper bound of the norm of the convolution with the absolute values of a kernel."""
     a = weight.detach().double().abs().unflatten(0, (groups, -1)).flatten(3)
     return float((a.sum((2, 3)).amax() * a.sum((1, 3)).amax()).sqrt()) * (1 + 1e-12) if a.numel() else 0.0
 
 
 def _gathered(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: dict[str, Any]) -> Any:
-    """Form and spectrum of a convolution of an image that was put together: wrapped around, mirrored, extended."""
+    """Form and spectrum of a convolution of an assembled image: wrapped around, mirrored, extended."""
     codes = x.codes
     extent = [d * (k - 1) + 1 for k, d in zip(weight.shape[2:], geometry["dilation"], strict=True)]
     circles = [_period(codes, axis) for axis in range(2, codes.dim())]
     steps = list(zip(codes.shape[2:], circles, extent, geometry["stride"], strict=True))
-    # Each window once: what is left out can only lower the norm.
+    # Each window occurs at most once: leaving windows out can only lower the norm.
     if all(
         (n != size or e == 1) and n % s == 0 and (size - e) // s + 1 <= n // s for size, n, e, s in steps
     ) and circles != list(codes.shape[2:]):
@@ -112,7 +112,7 @@ def _gathered(call: Call, x: Tracked, weight: Tensor, groups: int, geometry: dic
 
 
 def _period(codes: Tensor, axis: int) -> int:
-    """The smallest period of the sources along an axis; its size, if there is none."""
+    """The smallest period of the sources along an axis, or the size of the axis if there is none."""
     size = codes.shape[axis]
     for n in range(1, size):
         if torch.equal(codes.narrow(axis, n, size - n), codes.narrow(axis, 0, size - n)):

@@ -1,7 +1,7 @@
-"""Functions of one value, entry by entry: the range of their slopes, and of sums and products with constants.
+"""Entrywise functions of one value: the range of their slopes, and of sums and products with constants.
 
-A function with slopes in [low, high] has the constant max(−low, high). Ranges matter where a block of ours calls an
-activation (`rules/wholes.py`), whose proof needs their sign.
+A function with slopes in [low, high] has the constant max(−low, high). Ranges matter where one of our blocks calls an
+activation (`rules/wholes.py`): its proof needs their sign.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GELU = _PHI * (1 + 1e-15)
 _JUMPS = ("It jumps: no Lipschitz constant.", "Use clamp, maximum or an activation.")
 
 
-# Older versions of torch (2.6 is one) subtract 1 from an exponential, and lose digits next to 0.
+# Older versions of torch (such as 2.6) subtract 1 from an exponential, and lose digits near 0.
 _NEXT_TO_ZERO = torch.full((16,), -1e-9, dtype=torch.float64)
 ELU_IS_EXACT = torch.allclose(nn.functional.elu(_NEXT_TO_ZERO), torch.expm1(_NEXT_TO_ZERO), rtol=1e-15, atol=0)
 
@@ -157,9 +157,9 @@ SLOPES: dict[Any, tuple[Callable[[Call], Slopes], float]] = {
 }
 
 
-# Off by so much near 0, whatever is left there: approximations 1 − p(t)e^(−x²), good to 1.5e-7 and a few roundings.
+# Absolute errors near 0, however small the value: approximations 1 − p(t)e^(−x²), good to 1.5e-7 and a few roundings.
 _APART = {aten.erf.default: 5e-7, aten.erfc.default: 5e-7}
-# Numbers on the way that are larger than the argument: x·(x + 3)/6, and πx.
+# Intermediate numbers that are larger than the argument: x·(x + 3)/6, and πx.
 _INSIDE = {aten.hardswish.default: 6.0, aten.sinc.default: math.pi}
 
 
@@ -200,7 +200,7 @@ def sloped(call: Call) -> Any:
 
 
 class Sloped:
-    """`out = f(x)`, entry by entry, with slopes of f in a range: what a base is known by."""
+    """`out = f(x)`, entry by entry, with slopes of f in a range: the origin of a base."""
 
     def __init__(self, func: Any, x: Tracked, slopes: Slopes, settings: dict[str, Any] | None = None) -> None:
         self.func, self.codes, self.slopes, self.settings = func, x.codes.clone(), slopes, settings or {}
@@ -214,7 +214,7 @@ class Compared:
 
 
 def compared(call: Call) -> Jump:
-    """A comparison of a value with a constant, which `where` may know what to do with."""
+    """A comparison of a value with a constant, which `where` may be able to use."""
     x, c = call["self"], call["other"]
     if not (isinstance(x, Tracked) and not x.constant) or len(call.operands) > 1:
         return Jump(*_JUMPS)

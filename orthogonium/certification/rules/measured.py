@@ -21,12 +21,12 @@ PRODUCT = (
     "Use DistanceAttention or TokenMixing in the place of attention, OrthoLinear or a constant matrix elsewhere.",
 )
 
-_SHARP = 1e-3  # an isometry that is known to within this need not be known better
-_QUICK = 1e9  # floating point operations that exact spectra may cost, one for each layer
+_SHARP = 1e-3  # an isometry known to this accuracy need not be known better
+_QUICK = 1e9  # floating point operations that the exact spectrum of one layer may cost
 
 
 def measured(call: Call, weight: Tensor, shape: Sequence[int] | None, **geometry: Any) -> Spectrum:
-    """Spectrum of a constant kernel or matrix as it is now; once for equal ones."""
+    """Spectrum of a constant kernel or matrix as it is now; equal ones are measured once."""
     weight = weight.detach()
     if not bool(weight.isfinite().all()):
         raise NoBound(*NOT_FINITE)
@@ -63,7 +63,7 @@ def matrix_norm(call: Call, matrix: Tensor) -> tuple[float, Spectrum | None]:
 
 
 def absolute_norm(matrix: Tensor) -> float:
-    """Norm of the absolute values, from above: √(largest row sum · largest column sum)."""
+    """Upper bound of the norm of the absolute values: √(largest row sum · largest column sum)."""
     a = matrix.detach().double().abs()
     return float((a.sum(-1).amax() * a.sum(-2).amax()).sqrt()) * (1 + 1e-12) if a.numel() else 0.0
 
@@ -71,12 +71,12 @@ def absolute_norm(matrix: Tensor) -> float:
 def product_rounding(
     call: Call, terms: int, norm: float, absolute: float, added: float = 0.0, *, conv: bool = False
 ) -> Local:
-    """Rounding of sums of so many products and of constants beside them, which may be where the sum begins.
+    """Rounding of sums of `terms` products and of added constants, with which the sum may begin.
 
     Args:
-        call: of the operator.
-        terms: of each sum.
-        norm: of the matrix.
+        call: the call of the operator.
+        terms: number of terms of each sum.
+        norm: norm of the matrix.
         absolute: norm of the absolute values of its entries.
         added: norm of the constants, for one sample.
         conv: whether it is a convolution.
@@ -98,7 +98,7 @@ def norm_of_sample(call: Call, constant: Tensor) -> float:
 
 
 def layer_step(call: Call, found: Spectrum | None, kinds: tuple[type, ...]) -> dict[str, Any] | None:
-    """The layer in the report: named after the module it runs in, if that is such a layer."""
+    """The layer in the report, named after the module it runs in if that is such a layer."""
     if found is None:
         return None
     module = call.walk.module
@@ -121,7 +121,7 @@ def layer_step(call: Call, found: Spectrum | None, kinds: tuple[type, ...]) -> d
 
 
 def _broken(found: Spectrum, guarantee: Guarantee | None) -> tuple[str, ...]:
-    """Warnings where a measured layer is not what it promises; an upper bound proves that only if it is far off."""
+    """Warnings if a measured layer breaks its promise; an upper bound shows that only if it is far off."""
     if guarantee is None or guarantee.each_output:
         return ()
     constant = guarantee.constant

@@ -1,9 +1,9 @@
-"""Operators that copy entries around: run on the sources of their tensors, they say themselves what they did.
+"""Operators that copy entries around: running them on the sources of their tensors shows what they do.
 
 Views need no rule (Note [Memory] of `tracked.py`). Copies of entries, entries left out and constants between them all
-follow from the codes that the operator puts into its output, where 0 is a constant; nothing is known here about
-slices, pads, flips, rolls or indices. Only the place of data among the arguments is: every other tensor is an index
-or a mask, and a constant.
+follow from the codes that the operator puts into its output, where 0 is a constant; this file knows nothing about
+slices, pads, flips, rolls or indices. It only knows which arguments hold data: every other tensor is an index or a
+mask, and a constant.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def moved(call: Call) -> Tracked:
 
 
 def moved_alike(call: Call) -> Tracked:
-    """An operator that goes by the place along axes, of which the batch must not be one."""
+    """An operator that depends on positions along axes, none of which may be the batch."""
     result = moved(call)
     call.walk.check_alike(result)
     return result
@@ -137,5 +137,5 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys([aten.clone.default, aten._to_copy.default, aten.copy.default, aten.contiguous.default], copied),
     **dict.fromkeys([aten.fill.Scalar, aten.fill.Tensor], filled),
 }
-# Constants may be infinite, as masks often are, or memory that nobody has written to, as the noise of RReLU in eval.
+# Constants may be infinite, as masks often are, or uninitialized memory, like the noise of RReLU in eval mode.
 BESIDE_ANY_CONSTANT = frozenset({*RULES, aten.rrelu_with_noise.default})

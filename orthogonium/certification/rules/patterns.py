@@ -1,6 +1,6 @@
-"""Functions that are written as several operators, each of which alone has no bound, or a larger one.
+"""Functions written as several operators, each of which alone has no bound or a larger one.
 
-Patterns are recognized by values: whether the entries that meet are those of one tensor is read off their sources.
+Patterns are recognized by values: sources show whether the entries that meet are those of one tensor.
 
 Note [Energies] Sums of squares are not Lipschitz, but their roots are: with `e_i = Σ_j m_ij x_j² + c_i`, m, c ≥ 0,
 each `√e_i` is a norm of a vector, so `Σ_i (√e_i(x) − √e_i(y))² ≤ Σ_j (Σ_i m_ij)(x_j − y_j)²`. An *energy* is such a
@@ -35,9 +35,9 @@ class Energy:
     """Note [Energies]: the form of the root, and how far the computed energy may be from the exact one of its operands.
 
     Attributes:
-        form: of the root.
-        roundings: relative, in units of the last place.
-        lost: absolute, of an entry, by numbers that underflow.
+        form: form of the root.
+        roundings: relative error, in units of the last place.
+        lost: absolute error of an entry due to underflow.
     """
 
     def __init__(self, form: Form, roundings: float, lost: float) -> None:
@@ -62,7 +62,7 @@ def _same(x: Any, codes: Tensor) -> bool:
 
 
 def _origin(x: Any, kind: type) -> Any:
-    """What the whole of `x` was computed by, if by something of this kind."""
+    """What computed the whole of `x`, if it is of this kind."""
     base = x.whole if is_value(x) else None
     if base is None or tuple(base.shape) != tuple(x.shape) or tuple(base.stride) != x.value.stride():
         return None
@@ -70,7 +70,7 @@ def _origin(x: Any, kind: type) -> Any:
 
 
 def recognized(call: Call, rule: Any) -> Any:
-    """What is known of a call by the operators before it; None if nothing."""
+    """What is known of a call from the operators before it; None if nothing."""
     for pattern in _PATTERNS.get(call.func, ()):
         found = pattern(call)
         if found is not None:
@@ -85,7 +85,7 @@ def recognized(call: Call, rule: Any) -> Any:
 
 
 def _energy_of(x: Any) -> Energy | None:
-    """The energy that a tensor consists of."""
+    """The energy that makes up a tensor."""
     if not is_value(x):
         return None
     base = x.whole
@@ -119,7 +119,7 @@ def _squared(call: Call) -> Jump | None:
 
 
 def _kept(call: Call, rule: Any) -> Any:
-    """An energy out of energies."""
+    """An energy computed from energies."""
     name, operands = call.func, call.operands
     energies = [_energy_of(x) for x in operands]
     first = energies[0]
@@ -169,7 +169,7 @@ def _kept(call: Call, rule: Any) -> Any:
 
 
 def _largest_column(call: Call, x: Tracked) -> float | None:
-    """By how much a sum or average of positive numbers weighs one of them, at most; None if by less than nothing."""
+    """The largest total weight of an entry in a sum or average of positive numbers; None if a weight is negative."""
     if call.func in (aten.sum.dim_IntList, aten.sum.default):
         return 1.0
     if call.func in (aten.mean.dim, aten.mean.default):
@@ -189,7 +189,7 @@ def _root(call: Call) -> Effect | None:
         return None
     unit = unit_roundoff(call.output.dtype)
     own = energy.roundings * unit
-    relative = math.inf if own >= 1 else own / (1 - own)  # of the energy; its root halves it
+    relative = math.inf if own >= 1 else own / (1 - own)  # error of the energy; its root halves it
     lost = math.sqrt(energy.lost * call.output.numel())
     local = replace(call.rounded(power=2.0), written=relative + ULPS * unit, lost=lost)
     return Effect((energy.form,), call.merged(call["self"]), local)
@@ -218,7 +218,7 @@ def _centered(call: Call) -> Effect | None:
     mean = _origin(y, Reduced)
     if mean is None or alpha != 1 or mean.func is not aten.mean.dim or not mean.keepdim or not _same(x, mean.codes):
         return None
-    count = mean.codes.numel() / max(y.numel(), 1)  # entries of a mean, whose rounding counts here
+    count = mean.codes.numel() / max(y.numel(), 1)  # entries in a mean, whose rounding counts here
     local = call.summed(int(count), 1.0, call.rounded(2.0, count + 4.0))
     return Effect((x.form(),), call.merged(x, y), local)
 

@@ -1,8 +1,8 @@
 """Poolings and resampling.
 
 All averages and interpolations are separable: their norm is the product of the norms of their 1-D matrices, which are
-read off the operator itself by impulses, at the size at hand and in its own precision. Max pooling counts the windows
-over a pixel.
+read off the operator itself by impulses, at the size at hand and in its own precision. For max pooling, the windows
+over a pixel are counted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _per_axis(value: Any, dims: int) -> tuple[Any, ...]:
 
 
 def _pooled(call: Call, factor: float, taps: int = 0) -> Any:
-    """A function of the pixels of each image; a sum of so many of them, if it is one."""
+    """A function of the pixels of each image; if `taps` is given, a sum of that many pixels."""
     x = call.operand()
     dims = _dims(call)
     owner = call.together(x, range(x.dim() - dims, x.dim()))
     owner = None if owner is None else owner.expand(call.first_output.shape)
     local = call.rounded(0.0)
-    if taps:  # of which the sum may overflow where the average does not
+    if taps:  # their sum may overflow where the average does not
         local = call.summed(taps, factor, call.rounded(taps + 2.0, taps + 2.0, math.sqrt(taps)))
     effect = scaled(call, x, factor, owner, local)
     if isinstance(call.output, Tensor):
@@ -68,7 +68,7 @@ def averages(call: Call, x: Tracked) -> list[Tensor]:
     divisor = call.given.get("divisor_override")
     matrices = []
     for n, k, s, p in zip(x.shape[-dims:], kernel, stride, padding, strict=True):
-        own = None if divisor is None else 1  # then the operator only sums
+        own = None if divisor is None else 1  # with 1, the operator only sums
         modes = bool(call["ceil_mode"]), bool(call["count_include_pad"])
 
         def pool(t: Tensor, k: int = k, s: int = s, p: int = p, modes: Any = modes, own: int | None = own) -> Tensor:
@@ -81,7 +81,7 @@ def averages(call: Call, x: Tracked) -> list[Tensor]:
 
 
 def average(call: Call) -> Any:
-    """Average pooling at the size at hand, any padding and mode."""
+    """Average pooling at the actual size, with any padding and mode."""
     matrices = averages(call, call.operand())
     return _pooled(call, _norm(matrices), math.prod(int((m != 0).sum(0).max()) for m in matrices))
 
@@ -116,8 +116,8 @@ def interpolated(call: Call) -> Any:
     sizes = list(zip(x.shape[-dims:], call.output.shape[-dims:], names, strict=True))
     matrices = []
     for axis, (n, o, name) in enumerate(sizes):
-        # Torch treats columns of one pixel's width in a way of its own: they are read where there are such, rows
-        # elsewhere.
+        # Torch treats columns one pixel wide differently: matrices are read from such columns if there are any, else
+        # from rows.
         column = dims == 2 and axis == 0 and sizes[1][1] == 1
 
         def resize(t: Tensor, o: int = o, scale: Any = call[name], column: bool = column) -> Tensor:
@@ -130,7 +130,7 @@ def interpolated(call: Call) -> Any:
 
 
 def nearest(call: Call) -> Tracked:
-    """Copies of the nearest pixels: which ones, the operator says itself, in its own precision."""
+    """Copies of the nearest pixels: the operator itself shows which ones, in its own precision."""
     dims, x = _dims(call), call.operand()
     codes = x.codes
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class Dense:
-    """`out = Wx + b` for each sample: what a head of a classifier is known by."""
+    """`out = Wx + b` for each sample: the origin by which the head of a classifier is recognized."""
 
     def __init__(self, weight: Tensor, features: float) -> None:
         self.weight, self.features = weight, features
@@ -83,7 +83,7 @@ def multiplied(call: Call) -> Effect:
 
 
 def _constant_product(call: Call, a: Tensor, b: Tensor, alpha: float) -> Local:
-    """Rounding where a product of constants is added to a value."""
+    """Rounding if a product of constants is added to a value."""
     product = (a.detach().double().abs() @ b.detach().double().abs()).expand(call.output.shape)
     norm = max(alpha, 1.0) * float(torch.linalg.vector_norm(product))
     one = product_rounding(call, a.shape[-1], norm, norm)

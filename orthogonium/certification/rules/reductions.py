@@ -1,4 +1,4 @@
-"""Reductions over axes, sorting, softmax and cumulated sums."""
+"""Reductions over axes, sorting, softmax and cumulative sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INDICES = Jump("Indices jump from integer to integer.", "Use the values only.")
 
 
 def _axes(call: Call, x: Tracked) -> list[int]:
-    """The axes an operator reduces, all of them if it names none."""
+    """The axes an operator reduces; all of them if it names none."""
     dim = call.given.get("dim")
     dims = max(x.dim(), 1)
     if dim is None or dim == []:
@@ -31,7 +31,7 @@ def reduced(
     ulps: Callable[[int], float] = lambda n: 0.0,
     power: Callable[[Call], float] = lambda c: 1.0,
 ) -> Any:
-    """A reduction with a constant that depends on the number of entries; `power` is that of numbers on the way."""
+    """A reduction with a constant that depends on the number of entries; `power` is that of intermediate numbers."""
 
     def rule(call: Call) -> Any:
         x = call.operand()
@@ -55,7 +55,7 @@ def reduced(
 
 
 class Reduced:
-    """A reduction of x over axes: what a base is known by."""
+    """A reduction of x over axes: the origin of a base."""
 
     def __init__(self, call: Call, x: Tracked, axes: list[int], keepdim: bool) -> None:
         self.func, self.codes, self.axes, self.keepdim, self.settings = (
@@ -114,7 +114,7 @@ def _picked(call: Call) -> Any:
 
 
 def _order(call: Call) -> float:
-    """The exponent of a norm; that of maxima takes no powers."""
+    """The exponent of a norm; the maximum norm takes no powers."""
     order = _given_order(call)
     return order if 1 <= order < math.inf else 1.0
 

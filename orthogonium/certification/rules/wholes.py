@@ -1,4 +1,4 @@
-"""Functions of ours that are bounded as a whole (Note [As a whole] of `walk.py`)."""
+"""Our functions that are bounded as a whole (Note [As a whole] of `walk.py`)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def isometric(ulps: float, axis_at: int | None = None) -> Any:
 
 
 def _named(call: Any) -> dict[str, Any]:
-    """The layer in the report, if it is one of ours that runs."""
+    """The layer in the report, if the running module is one of ours."""
     module = call.walk.module
     guarantee = getattr(module, "guarantee", None)
     if module is None or guarantee is None:
@@ -68,7 +68,7 @@ def _named(call: Any) -> dict[str, Any]:
 
 
 def attention(call: Any) -> Any:
-    """Attention by distance: by theorem, Note [Attention] of `layers/attention.py`."""
+    """Attention by distance, bounded by the theorem of Note [Attention] of `layers/attention.py`."""
     _settings(call)
     x, sharpness, step = (*call.args, 1.0)[:3]
     if not isinstance(x, Tracked) or x.constant or x.dim() != 3:
@@ -139,7 +139,7 @@ def _extended(x: Tracked, base: Any) -> bool:
 
 
 def block(call: Any) -> Any:
-    """A block of ours: from the kernels it holds and the slopes of the activation it calls."""
+    """One of our blocks, bounded from the kernels it holds and the slopes of the activation it calls."""
     layer, x = call.args
     if not isinstance(x, Tracked) or x.constant:
         return NotImplemented
@@ -167,7 +167,7 @@ def block(call: Any) -> Any:
     factors = product_roundoff(x.dtype, x.device, not dense)
     unit = sum_roundoff(terms, unit_roundoff(x.dtype), factors)
     inside = 2 * a * max(c, 1.0) * max(-slopes[0], slopes[1], 1.0) + (skip[0] if skip else layer.lipschitz)
-    # The bias and what the activation makes of zeros pass the outer kernel, and may be gone at the output.
+    # The bias and what the activation maps zeros to pass through the outer kernel, and may cancel at the output.
     steepest, pixels = max(-slopes[0], slopes[1], 1.0), math.prod(inner[1:])
     beside = 2 * max(c, 1.0) * (steepest * _bias_norm(layer, call.output) + _norm_at_zero(layer.activation, inner, x))
     written = call.rounded(4.0).written
@@ -179,7 +179,7 @@ def block(call: Any) -> Any:
 
 
 def _norm_at_zero(activation: nn.Module, shape: tuple[int, ...], x: Tracked) -> float:
-    """Norm of what an activation makes of zeros, for one sample."""
+    """Norm of what an activation maps zeros to, for one sample."""
     with torch.no_grad():
         y = activation(torch.zeros(shape, dtype=x.dtype, device=x.device))
     return float(torch.linalg.vector_norm(y.double().flatten(1), dim=1).amax()) * (1 + 1e-12)
@@ -194,7 +194,7 @@ def _bias_norm(layer: Any, output: Tensor) -> float:
 
 
 def _absolute(kernel: Tensor, layer: Any) -> float:
-    """Norm of the absolute values of a kernel, from above."""
+    """Upper bound of the norm of the absolute values of a kernel."""
     a = kernel.double().abs().flatten(2) if kernel.dim() > 2 else kernel.double().abs()[..., None]
     return math.sqrt(float(a.sum((1, 2)).amax()) * float(a.sum((0, 2)).amax())) if a.numel() else 0.0
 
@@ -215,7 +215,7 @@ def _inner_shape(layer: Any, x: Tracked) -> tuple[int, ...]:
 
 
 def _slopes(walk: Any, activation: Any, shape: tuple[int, ...], x: Tracked) -> tuple[float, float]:
-    """The range of slopes of an activation as it is called, hooks included: a function of each entry alone."""
+    """The range of slopes of an activation as called, including hooks: it must be a function of each entry alone."""
     places = type(walk.places)(activation)
     inner = type(walk)(walk.rules, walk.patterns, {}, walk.advice, places)
     probe = inner.input(torch.zeros(shape, dtype=x.dtype, device=x.device))
