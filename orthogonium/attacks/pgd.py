@@ -2,7 +2,7 @@
 
 Note [Where the search looks]
 The first descent starts at the input and decreases the margin over all other classes, which may waver between them. The
-next ones start at random points of the sphere and head for one class each, in order of decreasing logit at the input:
+next ones start at random points of the ball and head for one class each, in order of decreasing logit at the input:
 they decrease the margin over that class. Steps follow the normalized gradient, so no scale of logits can hide it, half
 a radius long at first and ever shorter; where the gradient vanishes they are random. A point counts as soon as it is
 passed; after the search it is moved back towards the input by bisection while it stays adversarial.

@@ -64,7 +64,7 @@ def _scaled_to(direction: Tensor, length: Tensor) -> Tensor:
 
 
 def _gradient(model: nn.Module, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Margins, and their gradient with respect to the inputs: zero where torch knows none."""
+    """The gradient of margins with respect to the inputs, zero where torch knows none; and the margins."""
     with torch.enable_grad():
         point = x.detach().clone().requires_grad_()
         try:

@@ -1,6 +1,6 @@
 """Follows any model, operator by operator, with tensors that know their Lipschitz constant.
 
-Note [How a model is followed] The model runs once, on an input that stands for all inputs (`Tracked`, see Note
+Note [How a model is followed] The model runs on an input that stands for all inputs (`Tracked`, see Note
 [Memory] of `tracked.py`). Every ATen operator of that run comes here, below all Python: hooks, subclasses,
 `functional_call`, weights swapped in forward, exported programs and scripts have already happened. Operators are
 looked up by their overload object in a closed table (`rules`); an operator without a rule has no bound. Weights are the

@@ -40,10 +40,11 @@ _CURVE_REACH = 1.5  # times the largest radius
 def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, accelerator: str) -> RunResult:
     """Train, or continue, and evaluate. A failure of the network is a result, too."""
     found = RunResult("failed", recipe.seed, eps=recipe.eps)
-    if training_device(accelerator).type == "cpu":
+    device = training_device(accelerator)
+    if device.type == "cpu":
         keep_freed_memory()
     data = load_data(recipe)
-    found = replace(found, memory_before=memory())
+    found = replace(found, memory_before=memory(device))
     try:
         torch.manual_seed(recipe.seed)
         model = contestant.network(recipe, data.image_shape, data.n_classes)
@@ -55,7 +56,7 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
             layers=layer_counts(classifier.model),
         )
         batch = next(iter(data.train_dataloader()))
-        seconds = step_seconds(classifier, batch, training_device(accelerator))
+        seconds = step_seconds(classifier, batch, device)
         found = replace(found, step_seconds=seconds, images_per_second=len(batch[1]) / seconds)
         del classifier
         trained = fit(
@@ -68,15 +69,15 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
             progress=False,
             checkpoint_minutes=_CHECKPOINT_MINUTES,
         )
-        found = replace(found, memory=peak_memory(), steps=trained.steps, seconds=trained.seconds)
+        found = replace(found, memory=peak_memory(device), steps=trained.steps, seconds=trained.seconds)
         network = load_checkpoint(trained.checkpoint, model=model)
         images = unit_pixels(data.test.fetch(torch.arange(len(data.test))))
         found = replace(found, history=tuple(trained.history))
         return _evaluated(found, network.model, images, data, recipe, folder, attacked)
     except DivergenceError as error:
-        return replace(found, status="diverged", reason=str(error), memory=peak_memory())
+        return replace(found, status="diverged", reason=str(error), memory=peak_memory(device))
     except OrthogoniumError as error:
-        return replace(found, reason=str(error), memory=peak_memory())
+        return replace(found, reason=str(error), memory=peak_memory(device))
 
 
 def _evaluated(

@@ -48,20 +48,20 @@ def training_device(accelerator: str) -> torch.device:
     return torch.device("cpu")
 
 
-def peak_memory() -> int | None:
-    """Peak resident memory of this process so far, in bytes; that of the accelerator, where one is used.
+def peak_memory(device: torch.device) -> int | None:
+    """Largest memory of tensors on the device so far, in bytes; on a CPU, largest resident memory of this process.
 
-    If the system reports the peak of this program alone, that is used: the one from `getrusage` also counts the process
+    Where the system tells the peak of this program alone, that is taken: that of `getrusage` also counts the process
     that started it.
     """
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     return _status("VmHWM") or _of_process_tree()
 
 
-def memory() -> int | None:
-    """Resident memory of this process now, in bytes."""
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else _status("VmRSS")
+def memory(device: torch.device) -> int | None:
+    """The same now."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status("VmRSS")
 
 
 def _status(field: str) -> int | None:

@@ -36,7 +36,8 @@ def aocnet_tiny(
         parts: the layers of the network and its two ends.
         widths: channels of each stage. All but the first stage halve the image, so with channels that double, as here,
             half of the numbers are kept.
-        depth: convolutions of a stage; the first of them has stride 2, and the first stage has one less.
+        depth: convolutions of a stage; the first of them has stride 2, and the first stage has one less, but
+            at least one.
         kernel_size: kernel size of the convolutions.
         stride_kernel: kernel size of those with stride 2, if not `kernel_size`; 2 makes them cheapest.
     """

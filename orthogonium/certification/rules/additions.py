@@ -48,19 +48,13 @@ def gathered_back(call: Call) -> Effect:
         owners.append(call["self"].owners())
     if is_value(call[sent]):
         terms.append(call[sent].form().scaled(square(alpha) * most))
-        numbers = {
-            **ones,
-            "self": torch.full(target.shape, -1.0, dtype=torch.float64),
-            sent: call[sent].owners().double() + 1,
-        }
-        # With the largest sample number in place of a sum, twice: upwards and downwards.
-        owners.append(_reduced_owner(call, numbers, sent))
+        owners.append(_reduced_owner(call, ones, sent))
     return Effect(tuple(terms), _one_owner(owners), call.rounded(most + 1, most))
 
 
 def _reduced_owner(call: Call, ones: dict[str, Any], sent: str) -> Tensor:
-    """Samples of the targets: everything sent to one target must belong to one sample."""
-    samples = ones[sent] - 1
+    """Samples of the targets, tried one by one: everything sent to one target must belong to one sample."""
+    samples = call[sent].owners()
     found: Tensor | None = None
     for sample in samples.unique().tolist():
         part = {**ones, "self": torch.zeros_like(ones["self"]), sent: (samples == sample).double()}

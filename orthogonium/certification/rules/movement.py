@@ -75,7 +75,7 @@ def placed(call: Call, output: Tensor, codes: Tensor) -> Tracked:
 
 
 def copied(call: Call) -> Any:
-    """`clone`, `copy` and casts that lose no digit."""
+    """`clone`, `copy` and casts: of those that round, one rounding is deducted, or there is no bound."""
     x = call["src"] if "src" in call.given else call["self"]
     output = call.output
     if not output.is_floating_point():
@@ -94,7 +94,7 @@ def copied(call: Call) -> Any:
 
 
 def filled(call: Call) -> Tracked:
-    """A tensor that is overwritten by a constant."""
+    """A tensor that is overwritten by one number, a constant or a value."""
     value = call.given.get("value")
     if isinstance(value, Tracked) and not value.constant:
         return placed(call, call.output, value.codes.expand(call.output.shape))
