@@ -1,4 +1,4 @@
-"""Whole networks: equal kernels in one batch, each built once a step."""
+"""Whole networks: equal kernels in one batch, each built once per step."""
 
 from orthogonium.building.once import build_once
 from orthogonium.building.together import build_together

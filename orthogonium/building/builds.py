@@ -1,14 +1,14 @@
-"""The weights of a whole network: which there are, which of them are built in one batch, and that some may stay unused.
+"""The weights of a whole network: what they are, which are built in one batch, and how unused ones are treated.
 
 Note [What pays]
-Operators of torch cost 5 to 10 µs each on a processor, so that small kernels gain most from a batch: 32 of 16 channels
-are built 15 times as fast together as one by one, those of 256 channels take as long either way, and are not worth the
-copy. On an accelerator each launch of a kernel costs about as much, while the arithmetic is faster by far: there all
-that are equal are built together.
+Torch operators cost 5 to 10 µs each on a CPU, so small kernels gain most from a batch: 32 of 16 channels are built
+15 times as fast together as one by one; those of 256 channels take as long either way, and are not worth the copy. On
+an accelerator each kernel launch costs about as much, while the arithmetic is much faster: there all equal weights are
+built together.
 
 Note [Unused weights]
-A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers pass over, not zeros, by
-which momentum and decay would still move them. In a batch torch would fill up with zeros. So the functions at both ends
+A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers skip, rather than zeros,
+with which momentum and decay would still move them. In a batch torch would fill in zeros. So the functions at both ends
 of a batch share a list of the weights that got a gradient.
 """
 
@@ -26,14 +26,14 @@ from orthogonium.layers.parametrization import Constraint, Source, raw_parameter
 from orthogonium.linalg.evaluation import waits
 from orthogonium.methods.batches import kind
 
-_MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a processor: Note [What pays]
+_MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a CPU: Note [What pays]
 
 
 def sources(model: nn.Module) -> list[Source]:
     """The constraint and the raw parameters of each constrained weight of a model."""
     found: dict[Constraint, tuple[Tensor, ...]] = {}
     seen, left = {model}, [model]
-    while left:  # as `model.modules()`, which is slow, but for what is inside of constraints
+    while left:  # like `model.modules()`, which is slow, but without what is inside constraints
         module = left.pop()
         constraint: Any = module._modules.get("0") if isinstance(module, parametrize.ParametrizationList) else None
         if isinstance(constraint, Constraint):
@@ -48,7 +48,7 @@ def sources(model: nn.Module) -> list[Source]:
 
 
 class Supply:
-    """What gives a layer its weight, built beforehand, for as long as it is open (`Constraint.supply`)."""
+    """Gives a layer a weight that was built beforehand, for as long as it is open (`Constraint.supply`)."""
 
     for_all_passes = False  # whether gradients reach raw parameters by this weight alone
 
@@ -57,7 +57,7 @@ class Supply:
         self.is_open = True
 
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
-        """The weight of these raw parameters; None for others than it was built from, which layers build as always."""
+        """The weight of these raw parameters; None if it was built from others, and the layer builds as usual."""
         raise NotImplementedError
 
     def is_of(self, raw: tuple[Tensor, ...]) -> bool:
@@ -76,7 +76,7 @@ def unsupplied(model: nn.Module) -> list[Source]:
 
 
 def batches(weights: Sequence[Source]) -> list[list[int]]:
-    """Which weights are built at once, by their places in the list. Note [What pays]."""
+    """Which weights are built together, by their places in the list. Note [What pays]."""
     groups: dict[Any, list[int]] = {}
     for i, (constraint, raw) in enumerate(weights):
         own = kind(constraint.kernel)
@@ -87,7 +87,7 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
 
 
 def build(weights: Sequence[Source]) -> list[Tensor]:
-    """Their values, differentiable, by one batch of each kind."""
+    """The values of the weights, differentiable, in one batch for each kind."""
     built: list[Any] = [None] * len(weights)
     for places in batches(weights):
         for i, weight in zip(places, _build_batch([weights[i] for i in places]), strict=True):
@@ -118,7 +118,7 @@ class _Stack(torch.autograd.Function):
 
 
 class _Unstack(torch.autograd.Function):
-    """Its inverse, which notes the tensors that have a gradient."""
+    """The inverse of `_Stack`, which records the tensors that have a gradient."""
 
     @staticmethod
     def forward(ctx: Any, used: list[bool], stacked: Tensor) -> tuple[Tensor, ...]:

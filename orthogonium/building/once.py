@@ -1,13 +1,13 @@
-"""`build_once`: each constrained weight of a model is built a single time, whatever number of passes run.
+"""`build_once`: each constrained weight of a model is built a single time, however many passes run.
 
 Note [One build]
-Inside of the block, layers are given their weights as leaves of the graph, on which the gradients of all passes add up.
+Inside the block, layers are given their weights as leaves of the graph, on which the gradients of all passes add up.
 By linearity one backward pass through the builds, at the end of the block, gives raw parameters the sum of the
 gradients that they would have got from each pass: `Σ_i J_buildᵀ ∂L_i/∂W = J_buildᵀ Σ_i ∂L_i/∂W`.
 
-Whatever would make a weight wrong is an error: raw parameters or weights that are written to inside of the block, and
-backward passes after it. From other tensors than the raw parameters of the model (`torch.func.functional_call`,
-replicas on other devices, parameters that were exchanged) weights are built as always.
+Whatever would make a weight wrong is an error: writing to raw parameters or weights inside the block, and backward
+passes after it. From tensors other than the raw parameters of the model (`torch.func.functional_call`, replicas on
+other devices, parameters that were replaced) weights are built as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Leaf(Supply):
         super().__init__(raw, built.detach().requires_grad_(trains))
         self.built = built
         self.states = [state(p) for p in (*raw, self.weight)]
-        # What writes to `.data` leaves no other trace. Accelerators would have to be waited for.
+        # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
         self.values = [None if waits(p) else p.detach().clone() for p in raw]
         if trains:
             self.weight.register_hook(self._check_open)
@@ -62,7 +62,7 @@ class _Leaf(Supply):
         return q is not None and not same_values(p.detach(), q)
 
     def check(self, at_end: bool = False) -> None:
-        """That what the weight was built from is as it was, and so is the weight."""
+        """Check that neither the weight nor what it was built from has changed."""
         changed = [state(p) for p in (*self.raw, self.weight)] != self.states
         if changed or (at_end and any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))):
             raise DerivativeError(
@@ -80,7 +80,7 @@ class _Leaf(Supply):
 
 
 def _refuse_unused() -> None:
-    """`DistributedDataParallel` would look for raw parameters in the graph, and take them for unused."""
+    """Refuse a `DistributedDataParallel` that would not find raw parameters in the graph, and take them for unused."""
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if ddp is not None and ddp.find_unused_parameters:
         raise ParameterError(
@@ -122,24 +122,24 @@ def _backward(leaves: Sequence[_Leaf], grads: Sequence[Tensor | None]) -> None:
 
 @contextmanager
 def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[None]:
-    """Build each constrained weight of the model a single time inside of a `with` block, whatever number of passes run.
+    """Build each constrained weight of the model a single time inside a `with` block, however many passes run.
 
-    For everything that applies a weight more often than it changes: parts of a batch whose gradients are accumulated,
+    For everything that applies a weight more often than it changes: gradient accumulation over parts of a batch,
     recurrent networks, critics, siamese branches, several losses. Gradients of constrained weights add up on the
-    weights; leaving the block brings them to the `.grad` of the raw parameters, the same as without the block up to
+    weights; leaving the block propagates them to the `.grad` of the raw parameters, the same as without the block up to
     rounding. Weights of equal geometry are built in one batch.
 
-    Inside of the block run forward and backward passes; clip and unscale gradients and step the optimizer after it. All
-    of autocast, `GradScaler`, activation checkpoints, `torch.compile`, hooks of parameters (called once, at the end)
-    and derivatives with respect to inputs work. An exception inside leaves raw parameters and their `.grad` as they
-    were.
+    Run forward and backward passes inside the block; clip and unscale gradients and step the optimizer after it.
+    Autocast, `GradScaler`, activation checkpoints, `torch.compile`, parameter hooks (called once, at the end) and
+    derivatives with respect to inputs all work. An exception inside the block leaves raw parameters and their `.grad`
+    unchanged.
 
     Args:
         model: any module; its constrained layers may be anywhere inside.
         group: processes of `torch.distributed` that train the model together (`torch.distributed.group.WORLD`: all).
             Each then builds a share of the weights, and leaving the block averages the gradients of *all* parameters of
-            the model over the ranks, as `DistributedDataParallel` does, which is not needed. Parameters must be whole
-            and the same on all ranks, and all ranks must enter and leave.
+            the model over the ranks, so `DistributedDataParallel` is not needed. Parameters must be whole and the same
+            on all ranks, and all ranks must enter and leave the block.
 
     >>> from orthogonium import build_once
     >>> from orthogonium.layers import OrthoLinear

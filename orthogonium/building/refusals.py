@@ -1,12 +1,11 @@
-"""What must not happen while weights are built once, and would go wrong in silence.
+"""What must not happen while weights are built once, because it would silently go wrong.
 
 Note [Watched]
-Inside of a block, raw parameters have no part in the graph of a loss, so that torch would call them unused (and with
-`allow_unused=True` return None), and they have no gradient yet, so that an optimizer would pass over them, `zero_grad`
-would leave what has been added up on the weights, and `GradScaler.unscale_` would leave it scaled. None of that can be
-seen from the graph. So while blocks are open, `torch.autograd.grad` and `torch.autograd.backward` look at the inputs
-they are asked for, `zero_grad` and `unscale_` at the parameters they are for, and optimizers are looked at after each
-step.
+Inside a block, raw parameters are not part of the graph of a loss, so torch would call them unused (and with
+`allow_unused=True` return None), and they have no gradient yet, so an optimizer would skip them, `zero_grad` would not
+clear what has been added up on the weights, and `GradScaler.unscale_` would leave it scaled. None of that can be seen
+from the graph. So while blocks are open, `torch.autograd.grad` and `torch.autograd.backward` check their `inputs`,
+`zero_grad` and `unscale_` check their parameters, and optimizers are checked after each step.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _undo: list[Callable[[], object]] = []
 
 
 def _weights_of(inputs: Iterable[Any]) -> list[Tensor]:
-    """The weights that are built of these tensors, those among them that are watched."""
+    """The weights that are built from the watched ones among these tensors."""
     nodes = [getattr(t, "node", t) for t in inputs]  # of a `GradientEdge`
     ids = {id(getattr(node, "variable", node)) for node in nodes}
     return [weight for block in _watched for i in ids & block.keys() for weight in block[i]]
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose argument `inputs` must hold no watched tensor."""
+    """`function`, whose argument `inputs` must not contain a watched tensor."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -91,7 +90,7 @@ def _check_unscale(optimizer: Optimizer) -> None:
 
 
 def _checked(method: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A method whose arguments are looked at before it runs."""
+    """A method whose arguments are checked before it runs."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +122,7 @@ def _start_watching() -> list[Callable[[], object]]:
 
 @contextmanager
 def watch(built: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Refuse what Note [Watched] says, for raw parameters, each with the weight that is built of it."""
+    """Refuse what Note [Watched] lists, for raw parameters, each paired with the weight that is built from it."""
     own: dict[int, list[Tensor]] = {}
     for raw, weight in built:
         own.setdefault(id(raw), []).append(weight)

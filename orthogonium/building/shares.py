@@ -1,16 +1,16 @@
 """Builds shared among the processes of a group: each builds some of the weights, and all get all of them.
 
 Note [Shares]
-When a block begins, each rank builds the weights that it owns and all gather them. When it ends, the gradients of the
-weights are added up at their owners and divided by the number of ranks; owners run them back through the builds, and
-all gather the gradients of raw parameters. Gradients of all other parameters are averaged, too. So `.grad` holds on
-each rank what one process would have got from the whole batch, for losses that are means over equal parts of it: as
-with `DistributedDataParallel`, which has nothing left to do.
+When a block begins, each rank builds the weights that it owns, and all ranks gather them. When it ends, the gradients
+of the weights are summed at their owners and divided by the number of ranks; owners propagate them back through the
+builds, and all ranks gather the gradients of raw parameters. Gradients of all other parameters are averaged, too. So on
+each rank `.grad` holds what one process would have got from the whole batch, for losses that are means over equal parts
+of it, as with `DistributedDataParallel`, which has nothing left to do.
 
-Inside of `DistributedDataParallel` the result is the same: it averages what has been averaged already, or, where its
-hooks wait for raw parameters, they get equal gradients on all ranks.
+Inside `DistributedDataParallel` the result is the same: it averages what is already averaged, or, if its hooks wait for
+raw parameters, these get equal gradients on all ranks.
 
-Whether a parameter has a gradient at all is decided for all ranks together: where one has none, it adds zeros.
+Whether a parameter has a gradient at all is decided for all ranks together: a rank that has none adds zeros.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from orthogonium.layers.parametrization import Source
 from orthogonium.linalg.products import full_arithmetic
 from orthogonium.methods.kernel import Kernels
 
-_LARGE = 2**18  # numbers of a tensor that is sent by itself
+_LARGE = 2**18  # size from which a tensor is sent by itself
 _compared: WeakSet[nn.Module] = WeakSet()  # models whose parameters are the same on all ranks
 
 
 def weight_shape(source: Source) -> tuple[int, ...]:
-    """Of a weight that is not built here. The kernels of a block are one vector."""
+    """Shape of a weight that is not built here. The kernels of a block are one vector."""
     kernel = source[0].kernel
     if isinstance(kernel, Kernels):
         return (sum(math.prod(shape) for shape in kernel.shapes),)
@@ -48,14 +48,14 @@ def weight_shape(source: Source) -> tuple[int, ...]:
 
 
 def flops(source: Source) -> int:
-    """About proportional to the flops of a build: each number, of kernels and raw parameters, times a row of them."""
+    """Roughly proportional to the flops of a build: each entry of kernels and raw parameters, times a row of them."""
     kernel, raw = source[0].kernel, source[1]
     shapes = kernel.shapes if isinstance(kernel, Kernels) else (weight_shape(source),)
     return sum(math.prod(s) * s[1] for s in shapes) + sum(p.numel() * min(p.shape[-2:]) for p in raw)
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:
-    """An owner for each weight: the costliest first, each to the rank that has least to do."""
+    """An owner for each weight: the costliest first, each assigned to the rank with the least load."""
     owners, load = [0] * len(costs), [0] * ranks
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         owners[i] = load.index(min(load))
@@ -64,7 +64,7 @@ def assign(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def _by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Which tensors are sent as one buffer: small ones of one dtype and device. Large ones are, without a copy."""
+    """Which tensors are sent as one buffer: small ones of one dtype and device; large ones alone, without a copy."""
     kinds: dict[Any, list[int]] = {}
     for i, t in enumerate(tensors):
         kinds.setdefault((t.dtype, t.device, i if t.numel() >= _LARGE else None), []).append(i)
@@ -116,7 +116,7 @@ class Shares:
             )
 
     def build(self) -> list[Tensor]:
-        """All weights: own ones with their graph, those of other ranks as they came."""
+        """All weights: own ones with their graph, those of other ranks as received."""
         mine = [i for i, owner in enumerate(self.owners) if owner == self.rank]
         own = dict(zip(mine, build([self.weights[i] for i in mine]), strict=True))
         like = [own[i].detach() if i in own else w[1][0].new_empty(weight_shape(w)) for i, w in enumerate(self.weights)]
@@ -128,7 +128,7 @@ class Shares:
         places = [i for i in range(len(grads)) if used[i]]
         mean = self._average_at_owners([built[i] for i in places], [grads[i] for i in places], places)
         own = [i for i in places if self.owners[i] == self.rank]
-        # Raw parameters of the weights that each rank owns; tied ones may be among those of several.
+        # Raw parameters of the weights that each rank owns; tied ones may belong to several ranks.
         raw = {(self.owners[i], id(p)): p for i in places for p in self.weights[i][1] if p.requires_grad}
         mine = [p for (owner, _), p in raw.items() if owner == self.rank]
         found: Sequence[Tensor] = ()
@@ -155,7 +155,7 @@ class Shares:
     def _average_at_owners(
         self, like: Sequence[Tensor], grads: Sequence[Tensor | None], places: Sequence[int]
     ) -> dict[int, Tensor]:
-        """The mean of the gradient of each weight that this rank owns, by its place."""
+        """The mean gradient of each weight that this rank owns, by its place."""
         full = [torch.zeros_like(t) if g is None else g for t, g in zip(like, grads, strict=True)]
         sums = self._sum(full)
         return {
@@ -165,7 +165,7 @@ class Shares:
         }
 
     def _sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each tensor, added up over all ranks; may write to it."""
+        """Each tensor, summed over all ranks; may write to it."""
         found, buffers = list(tensors), []
         for kind in _by_kind(tensors):
             own = [tensors[i] for i in kind]
@@ -186,7 +186,7 @@ class Shares:
             grad.copy_(total / self.size)
 
     def _gather(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> list[Tensor]:
-        """Each tensor as its owner has it; those of others say its shape, dtype and device."""
+        """Each tensor as its owner has it; other ranks pass one of the same shape, dtype and device."""
         found, works = list(tensors), []
         for kind in _by_kind(tensors):
             for rank in range(self.size):

@@ -1,9 +1,9 @@
 """`build_together`: each call of a model builds its equal weights in one batch, before it begins.
 
 Note [Recomputation]
-Activation checkpoints run parts of a call once more, in the backward pass. Checkpoints of torch that are not reentrant
-compare what is saved for derivatives then and before, so that they must find the same weights again; reentrant ones ran
-the first time without gradients, and now need weights with a graph of their own, which they get by building as always.
+Activation checkpoints run parts of a call once more, in the backward pass. Non-reentrant torch checkpoints compare what
+is saved for derivatives the second time with the first, so they must find the same weights again; reentrant ones first
+ran without gradients, and now need weights with a graph of their own, which they get by building as usual.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def build_together(model: nn.Module) -> BuildTogether:
 
     Small kernels cost more in operators than in arithmetic: 32 kernels of 16 channels are built ten times as fast
     together as one by one. Nothing else changes: each call builds anew, as the layers would, and gives the same
-    gradients up to rounding. Weights that gain nothing (with more than 131,072 raw numbers on a processor) and compiled
-    models build as always. `build_once` builds in batches of its own.
+    gradients up to rounding. Weights that gain nothing (with more than 131,072 raw numbers on a CPU) and compiled
+    models build as usual. `build_once` forms its own batches.
 
     Args:
-        model: the module whose calls build together, usually the whole network.
+        model: the module whose calls build weights together, usually the whole network.
 
     Returns:
         A handle; `handle.remove()` undoes it.

@@ -19,7 +19,7 @@ CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transp
 
 
 def spatial_dims(kernel: Tensor) -> int:
-    """1, 2 or 3."""
+    """Number of spatial axes of a kernel: 1, 2 or 3."""
     dims = kernel.dim() - 2
     if dims not in CONV:
         raise ShapeError(f"A kernel has shape (out, in/groups, *size) with 1 to 3 sizes, got {tuple(kernel.shape)}.")
@@ -47,7 +47,7 @@ def block_conv(
         )
     if inner.device.type != "cpu":  # whose convolutions may be in TF32, by default
         return _multiply_taps(inner, outer, groups)
-    # The taps convolve: correlate with the flipped outer kernel, the input channels of `inner` being the batch.
+    # The taps convolve: correlate with the flipped outer kernel, with the input channels of `inner` as the batch.
     flipped = outer.flip(tuple(range(2, 2 + dims)))
     padding = [size - 1 for size in outer.shape[2:]]
     return CONV[dims](inner.transpose(0, 1), flipped, padding=padding, groups=groups).transpose(0, 1)
@@ -63,7 +63,7 @@ def _multiply_taps(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
     for axis in range(dims):
         x = x.movedim((2, x.dim() - dims + axis), (-2, -1))
         a, b = x.shape[-2:]
-        # Row i is to move i places to the right: rows of one more, read as rows of one less.
+        # Row i must move i places to the right: rows padded by a entries are read as rows shorter by one.
         x = F.pad(x, (0, a)).flatten(-2)[..., : a * (a + b - 1)].unflatten(-1, (a, a + b - 1)).sum(-2)
         x = x.movedim(-1, x.dim() - dims + axis)
     return x.flatten(0, 1)
@@ -97,7 +97,7 @@ def identity(
 
 
 def dilate(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
-    """The kernel with zeros between its taps that acts as `kernel` with this dilation does."""
+    """The kernel with zeros between its taps that acts like `kernel` with this dilation."""
     sizes = [d * (k - 1) + 1 for k, d in zip(kernel.shape[2:], dilation, strict=True)]
     dilated = kernel.new_zeros(*kernel.shape[:2], *sizes)
     taps: tuple[Any, ...] = (..., *(slice(None, None, d) for d in dilation))

@@ -1,16 +1,16 @@
-"""Convolutions of images that are wrapped around, by one matrix for each frequency of the image.
+"""Circular convolutions of images, by one matrix for each frequency of the image.
 
 Note [Circles]
 On a circle of m pixels a convolution multiplies the Fourier transform of an image by its *symbol* at the m frequencies
 `2πf/m`, one matrix of channels for each. A kernel with as many taps as the image has pixels can have any symbol with
-`S(−f) = conj S(f)`, which makes it real. So a function of matrices that commutes with conjugation, applied at each
-frequency, makes a real kernel of a real kernel: orthogonal if all its matrices are. Half of the frequencies do, those
-of `rfftn`.
+`S(−f) = conj S(f)`, which makes it real. So a matrix function that commutes with conjugation, applied at each
+frequency, maps a real kernel to a real kernel, which is orthogonal if all its matrices are. Half of the frequencies
+suffice, those of `rfftn`.
 
 A kernel of stride s on a circle of `s·m` pixels is the stride-1 kernel of its phases on m (Note [Stride] of
 `phases.py`).
 
-The symbols here are `Σ_t K[t] e^{−2πi f·t/m}`, as `rfftn` has them: convolving (torch correlates) multiplies by the
+The symbols here are `Σ_t K[t] e^{−2πi f·t/m}`, as in `rfftn`: convolving (torch correlates) multiplies by the
 conjugate.
 """
 
@@ -46,10 +46,10 @@ def from_frequencies(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m,
 
 
 def conjugate_symmetric(x: Tensor, sizes: Sequence[int]) -> Tensor:  # (*half of m, ...) → the same shape
-    """Symbols of a real kernel, without the rounding by which they are not: `S(−f) = conj S(f)`, to the last digit.
+    """Symbols of a real kernel, with rounding errors removed: `S(−f) = conj S(f)`, to the last digit.
 
-    Of frequencies f and −f that are both there (the last index is 0, or half of the pixels), the later one gets the
-    conjugate of the other. One that is its own negative gets a real symbol.
+    If both frequencies f and −f are present (the last index is 0, or half of the pixels), the later one gets the
+    conjugate of the other. A frequency that is its own negative gets a real symbol.
     """
     axis, last = len(sizes) - 1, sizes[-1]
     negative = _negatives(sizes[:-1], x.device)

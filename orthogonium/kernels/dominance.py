@@ -1,4 +1,4 @@
-"""Diagonals that dominate a kernel as an operator: bounds of its norm, channel by channel.
+"""Diagonals that dominate a kernel as an operator: bounds on its norm, channel by channel.
 
 Prach, Lampert (2022), "Almost-orthogonal layers for efficient general-purpose Lipschitz networks"; the steps after the
 first follow Delattre et al. (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram iteration".
@@ -8,14 +8,14 @@ For a Hermitian kernel H and any weights w > 0 let `s_i = Σ_{j, lag} |H_ij[lag]
 diagonally dominant in the weights w, so `±H ⪯ diag(s)` on the infinite lattice, and on every image with zero or
 circular padding. With `N = s^(-1/2) H s^(-1/2)` the same rule applied to N², in the weights w√s, gives `N² ⪯ diag(r)`.
 Roots are operator monotone, so `±N ⪯ diag(r)^(1/2)`, hence `±H ⪯ diag(s·√r)`; and so on: t = s₀ · s₁^(1/2) · s₂^(1/4)
-⋯. In its new weights N has row sums 1, thus those of N² are at most 1: **each step lowers every entry of t** (or leaves
-it). All kernels in the recursion have norm at most 1, so nothing overflows.
+⋯. In its new weights N has row sums 1, so those of N² are at most 1: **no step increases any entry of t**.
+All kernels in the recursion have norm at most 1, so nothing overflows.
 
 Note [Equal scales]
-For one step and the Gram kernel of K, weights w that are the Perron vector of the matrix of absolute sums make all
-entries of t equal to its eigenvalue: K is scaled as a whole and stays the function it was, up to that factor. A kernel
-that was scaled before (by any weights) has the eigenvalue 1, and is left as it is. For more steps
-`log w ← log w + ½ log t` goes on from there.
+For one step and the Gram kernel of K, the Perron vector of the matrix of absolute sums as weights w makes all entries
+of t equal to its eigenvalue: K is scaled as a whole and stays the same function up to that factor. A kernel that was
+scaled before (by any weights) has the eigenvalue 1, and does not change. For more steps,
+`log w ← log w + ½ log t` continues from there.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _WIDEST_RATIO = 30.0  # of two weights, as a logarithm: e³⁰ ≈ 1e13 leaves f
 
 
 def positive_weights(logarithms: Tensor) -> Tensor:
-    """`exp`, scaled so that the largest is 1 (only ratios matter), without overflow for any argument."""
+    """`exp`, scaled so the largest is 1 (only ratios matter), without overflow for any argument."""
     return (logarithms - logarithms.detach().amax(-1, keepdim=True)).clamp_min(-_WIDEST_RATIO).exp()
 
 
 def rounding(channels: int, dtype: torch.dtype) -> float:
-    """By how much a bound made of sums over `channels` is inflated to hold in floating point, too.
+    """The factor by which a bound made of sums over `channels` is inflated to hold in floating point, too.
 
     Sums of n products are exact to n·eps of the sum of their absolute values, roots and scalings to a few eps each.
     """
@@ -73,7 +73,7 @@ def dominating_diagonal(
 
 
 def _absolute_sums(half: Tensor) -> Tensor:  # (taps, g, c, c) → (g, c, c)
-    """`Σ_lag |H_ij[lag]|` of a kernel that is given by half of its taps."""
+    """`Σ_lag |H_ij[lag]|` for a kernel that is given by half of its taps."""
     magnitude = half.abs()
     later = magnitude[1:].sum(0)
     return magnitude[0] + later + later.mT
@@ -91,7 +91,7 @@ def equal_scales(x: Tensor, niter: int) -> Tensor:  # (g, m, n, *k) → (g, m)
 
 
 def _balanced(q: Tensor, diagonal: Callable[[Tensor], Tensor], steps: int) -> Tensor:
-    """`q ← q + ½ log t` until all entries of t are the same, but for channels that are zero."""
+    """`q ← q + ½ log t` until all entries of t are the same, except for channels that are zero."""
     for _ in range(steps):
         t = diagonal(positive_weights(q))
         gain = torch.where(t > 0, t, torch.ones_like(t)).log() / 2
@@ -110,8 +110,8 @@ def gram_diagonal(
     """Diagonal t with `K Kᵀ ⪯ diag(t)` for the convolution of stride 1, for every image and zero or circular padding.
 
     `t_i = Σ_{j, lag} |G_ij[lag]| e^(q_j − q_i)` with the autocorrelation `G = K Kᵀ`, tightened by `niter − 1` further
-    steps of Note [Dominating diagonal]. Includes rounding: it holds for the kernel `diag(t)^(-1/2) K` in its own
-    precision. For `Kᵀ K` pass the adjoint. Entries should lie within 1e±15 in float32.
+    steps of Note [Dominating diagonal]. Rounding is included: the bound holds for the kernel `diag(t)^(-1/2) K` in its
+    own precision. For `Kᵀ K` pass the adjoint. Entries should lie within 1e±15 in float32.
 
     >>> kernel = torch.randn(4, 3, 3, 3)
     >>> one, two = gram_diagonal(kernel), gram_diagonal(kernel, niter=2)
@@ -140,7 +140,7 @@ def group_gram_diagonal(
 
 
 def check_steps(niter: int, name: str, kind: str = "AOL steps", least: int = 1) -> None:
-    """Reject a number of steps below the least."""
+    """Reject a number of steps below `least`."""
     if not isinstance(niter, int) or niter < least:
         raise ParameterError(
             f"{name}: niter, the number of {kind}, must be an integer of at least {least}, got {niter!r}."

@@ -1,9 +1,9 @@
-"""The exponential of a kernel that is minus its own adjoint, cut where it cannot expand.
+"""The exponential of a kernel that is minus its own adjoint, truncated where it cannot expand.
 
 Note [Safe orders]
-An anti-Hermitian symbol has eigenvalues iλ. The series cut after order n, `S_n(iλ) = Σ_{j ≤ n} (iλ)ʲ / j!`, satisfies
-`|S_n(iλ)| ≤ 1` on 0 < |λ| ≤ 1 exactly for n = 3, 4, 7, 8, 11, 12, … (n mod 4 ∈ {3, 0}), since the first term that is
-left out of |S_n|² then has a negative sign. It is smallest at λ = 1. Other orders expand.
+An anti-Hermitian symbol has eigenvalues iλ. The series truncated after order n, `S_n(iλ) = Σ_{j ≤ n} (iλ)ʲ / j!`,
+satisfies `|S_n(iλ)| ≤ 1` on 0 < |λ| ≤ 1 exactly for n = 3, 4, 7, 8, 11, 12, … (n mod 4 ∈ {3, 0}), since the first term
+that is left out of |S_n|² then has a negative sign. It is smallest at λ = 1. Other orders expand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAFE_ORDERS = (3, 4, 7, 8, 11, 12)
 
 
 def smallest_singular_value(order: int) -> float:
-    """`|S_n(i)|`: no singular value of the cut exponential is smaller if the norm of the kernel is at most 1.
+    """`|S_n(i)|`: no singular value of the truncated exponential is smaller if the norm of the kernel is at most 1.
 
     >>> [f"{1 - smallest_singular_value(n):.1e}" for n in (3, 4, 7, 8)]
     ['2.8e-02', '6.1e-03', '1.6e-05', '2.2e-06']
@@ -66,7 +66,7 @@ def skew_exponential(
         total = _subtract(linear(j), product(minus_square, total))
     kernel = kernel_of(total, grid)
     middle: tuple[Any, ...] = (..., *(n // 2 for n in grid))
-    # The identity is exact where it is added tap by tap; interpolating it would cost a few roundings.
+    # Added to the tap, the identity is exact; interpolating it would cost a few roundings.
     kernel[middle] += identity
     return kernel
 

@@ -5,8 +5,8 @@ A product with at most N taps on each axis is determined by N frequencies on eac
 interpolating gives it exactly, for a fraction of the arithmetic of a block convolution.
 
 Note [Halves]
-All boxes have odd sizes and are centred at 0. A real kernel has `K(−ω) = conj K(ω)`, so half of the frequencies do: the
-middle of the box and what follows it in lexicographic order. The taps of a kernel that is its own adjoint
+All boxes have odd sizes and are centred at 0. A real kernel has `K(−ω) = conj K(ω)`, so half of the frequencies
+suffice: the middle of the box and what follows it in lexicographic order. The taps of a kernel that is its own adjoint
 (`K[−t] = K[t]ᵀ`), or minus its own adjoint, are known from the same half of their box.
 
 A symbol is a pair (real part, imaginary part) of tensors `(frequencies, groups, rows, columns)`; the imaginary part is
@@ -48,11 +48,11 @@ def _waves(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of ω·t, (half of the frequencies of the grid, positions in a box or in half of one).
 
-    The columns are weighed, the one that belongs to the middle of a half box by the first weight.
+    The columns are weighted; the one that belongs to the middle of a half box gets the first weight.
     """
     frequencies = _half_box(grid, device)
     positions = _half_box(sizes, device) if half else _box(sizes, device)
-    # Multiples of the period are taken off in integers, so that the tables are as exact as their dtype.
+    # Multiples of the period are removed in integers, so the tables are as exact as their dtype.
     wide = torch.float32 if device.type == "mps" else torch.float64
     turns = torch.zeros(len(frequencies), len(positions), dtype=wide, device=device)
     for axis, n in enumerate(grid):
@@ -64,7 +64,7 @@ def _waves(
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
-# What `torch.compiler.assume_constant_result` sets; calling it here would import the compiler, which takes a second.
+# Set by `torch.compiler.assume_constant_result`; calling that here would import the compiler, which takes a second.
 _waves._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -73,7 +73,7 @@ def _combine(table: Tensor, values: Tensor) -> Tensor:
 
 
 def symbol(kernel: Tensor, grid: Sequence[int]) -> Symbol:  # (g, m, n, *k)
-    """Symbol of any kernel, up to the phase factor that the position of its first tap gives."""
+    """Symbol of any kernel, up to a phase factor that depends on the position of its first tap."""
     sizes = kernel.shape[3:]
     taps = kernel.flatten(3).permute(3, 0, 1, 2) if sizes else kernel[None]  # (taps, g, m, n)
     if math.prod(grid) == 1:
@@ -126,10 +126,10 @@ def product(x: Symbol, y: Symbol) -> Symbol:
 
 
 class _Gram(HandWritten):
-    """(A, B) → real and imaginary part of `(A + iB)(A + iB)ᴴ`, one above the other.
+    """(A, B) → real and imaginary parts of `(A + iB)(A + iB)ᴴ`, stacked.
 
     The gradient `(S + iT)(A + iB)`, with S and T the symmetric and antisymmetric parts of the incoming gradients (times
-    2), takes three products, where that of the single products would take six.
+    2), takes three products; that of the single products would take six.
     """
 
     @staticmethod
@@ -148,7 +148,7 @@ class _Gram(HandWritten):
 
 
 def gram(x: Symbol) -> Symbol:
-    """Symbol of `K Kᵀ`; for a Hermitian one that is its square, for an anti-Hermitian one minus its square."""
+    """Symbol of `K Kᵀ`: the square of a Hermitian symbol, minus the square of an anti-Hermitian one."""
     real, imaginary = x
     if imaginary is None:
         return real @ real.mT, None

@@ -1,4 +1,4 @@
-"""Bounds of the norm of a convolution at the points of a grid of frequencies.
+"""Bounds on the norm of a convolution at the points of a grid of frequencies.
 
 Note [Frequencies]
 The norm of a convolution is at most `sup ‖K(ω)‖` over all frequencies, for every image size, zero or circular padding.
@@ -8,7 +8,7 @@ maximum M at ω₀ such a function is at least `M cos((ω − ω₀)(k − 1)/2)
 largest norm is found first (Note [Loudest frequency] of `loudest.py`), without gradients: small changes of the kernel
 do not move it. There the norm is bounded by Gram iteration (Delattre et al., 2023), which is differentiable.
 With N = 8(k − 1) + 1 (`oversampling` 8) the factor is below 1.02 for each axis, with N = 12(k − 1) + 1 below 1.008.
-Gram iteration on kernels, whose taps multiply, needs grids of twice the size to come as close.
+Gram iteration on kernels, whose taps multiply in number, needs grids of twice the size to come as close.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def squared_norm_bound(
     groups: int = 1,
     oversampling: int = _OVERSAMPLING,
 ) -> Tensor:  # (groups,)
-    """Certified bounds of `‖K‖²` for the stride-1 convolution of each group: any image size, zero or circular padding.
+    """Certified bounds on `‖K‖²` for the stride-1 convolution of each group: any image size, zero or circular padding.
 
-    The gradient is that of the frequency with the largest norm. Includes rounding. Entries should lie
+    The gradient is that of the frequency with the largest norm. Rounding is included. Entries should lie
     within 1e±9 in float32; zero kernels get a tiny bound.
 
     >>> squared_norm_bound(torch.ones(1, 1, 3)) >= 9
@@ -45,7 +45,7 @@ def squared_norm_bound(
     grid = [oversampling * (k - 1) + 1 for k in sizes]
     chosen = symbol_at(smaller, grid, loudest_frequency(smaller, grid))
     between = math.prod([math.cos(math.pi * (k - 1) / (2 * n)) for k, n in zip(sizes, grid, strict=True)])
-    # Sums of n products are exact to a relative n·eps/2; those of complex ones have twice as many.
+    # Sums of n products are exact to a relative n·eps/2; complex ones have twice as many terms.
     terms = smaller.shape[2] * (1 if chosen[1] is None else 2) + math.prod(sizes)
     rounding = 1 + (terms + 64) * torch.finfo(kernel.dtype).eps + rounding_of_proof(smaller)
     return gram_iteration(chosen, niter)[0].exp() * (rounding / between**2)

@@ -2,16 +2,16 @@
 
 Note [Existence]
 Per axis let `e = min(s / gcd(s, d), k)` be the effective stride (stride s, dilation d, kernel size k); channels are
-per group. Orthonormal *rows* are possible iff `out ≤ in·∏e`: the taps that one output can share with no shifted copy
-of itself number `∏e`. Otherwise orthonormal *columns* are needed; every input must then be seen by some window, which
-takes `gcd(s, d) = 1` and `k ≥ s` on every axis, i.e. `e = s`.
+per group. Orthonormal *rows* are possible iff `out ≤ in·∏e`: there are `∏e` taps that one output shares with no shifted
+copy of itself. Otherwise orthonormal *columns* are needed; every input must then be seen by some window, which requires
+`gcd(s, d) = 1` and `k ≥ s` on every axis, i.e. `e = s`.
 
 Note [Construction]
-`K = RKO ⊛ BCOP`: a stride-1 orthogonal kernel of size `k − e + 1`, then a reshaped orthogonal matrix of size e that
-strides. Between them are `in` channels in the row case, `⌊out / ∏e⌋ ≥ in` in the column case. Where `k = e` the
-stride-1 kernel has one tap, which would add nothing to the matrix: RKO alone, whose raw matrix is as large as the
-weight. Only where `e = 1` and in = out is that one tap BCOP's: a product of two reflections, as many numbers, never
-leaves the rotations, and takes 0.6 times as long to build for 256 channels.
+`K = RKO ⊛ BCOP`: a stride-1 orthogonal kernel of size `k − e + 1`, then a reshaped, strided orthogonal matrix of size
+e. Between them are `in` channels in the row case, `⌊out / ∏e⌋ ≥ in` in the column case. If `k = e`, the stride-1 kernel
+has one tap, which would add nothing to the matrix: RKO alone, whose raw matrix is as large as the weight. Only if
+`e = 1` and in = out is that one tap BCOP's: a product of two reflections, with as many numbers, which is always a
+rotation and takes 0.6 times as long to build for 256 channels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConvGeometry:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    # Read at every call of a layer, also where compilers trace: not computed on demand.
+    # Read at every call of a layer, also while compilers trace, so not computed on demand.
     dims: int = field(init=False, repr=False, compare=False)  # number of spatial axes
     group_in: int = field(init=False, repr=False, compare=False)  # channels of a group
     group_out: int = field(init=False, repr=False, compare=False)
@@ -75,7 +75,7 @@ class ConvGeometry:
             object.__setattr__(self, name, value)
 
     def then(self, outer: ConvGeometry) -> ConvGeometry:
-        """The geometry of `outer ∘ inner` as one convolution; this inner one has stride 1."""
+        """The geometry of `outer ∘ inner` as one convolution, where `self` is the inner one and has stride 1."""
         size = tuple(k + n - 1 for k, n in zip(self.kernel_size, outer.kernel_size, strict=True))
         return replace(outer, in_channels=self.in_channels, kernel_size=size)
 

@@ -1,11 +1,11 @@
 """The frequency of a grid at which the symbol of a convolution has the largest norm.
 
 Note [Loudest frequency]
-Where values can be looked at, it is found exactly, and proved: let λ be the largest eigenvalue of `H = KKᴴ` at some
+If values can be read, it is found exactly, with proof: let λ be the largest eigenvalue of `H = KKᴴ` at some
 frequencies. A Cholesky factorization of `λI − H` at each of the others succeeds where no eigenvalue of H exceeds λ.
-Where it fails, eigenvalues are computed at a few of the frequencies that failed, λ grows, and what failed is tried
-again, until nothing fails. A factorization takes `4c³/3` flops, Gram iteration at all frequencies `6c³` for each step.
-Compilers, transforms and accelerators, which cannot branch, take Gram iteration.
+Where it fails, eigenvalues are computed at a few of the frequencies that failed, λ grows, and those that failed are
+tried again, until none fails. A factorization takes `4c³/3` flops, Gram iteration at all frequencies `6c³` per step.
+Compilers, transforms and accelerators, which cannot branch, use Gram iteration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRIES_AT_ONCE = 1 << 16
 
 
 def gram_iteration(x: Symbol, steps: int) -> Tensor:  # (frequencies, g, m, n) → (frequencies, g)
-    """Logarithms of bounds of `‖K(ω)‖²`, from above: `‖K‖² ≤ ‖(KKᴴ)^(2ᵐ)‖_F^(2^-m)` (Delattre et al., 2023)."""
+    """Logarithms of upper bounds on `‖K(ω)‖²`: `‖K‖² ≤ ‖(KKᴴ)^(2ᵐ)‖_F^(2^-m)` (Delattre et al., 2023)."""
     real, imaginary = gram(x)
     tiny = torch.finfo(real.dtype).tiny
     logarithm, root = torch.zeros_like(real[..., 0, 0]), 1.0
@@ -45,8 +45,8 @@ def gram_iteration(x: Symbol, steps: int) -> Tensor:  # (frequencies, g, m, n) �
 def loudest_frequency(kernel: Tensor, grid: Sequence[int]) -> Tensor:  # (g, m, n, *k), m ≤ n → (g,)
     """Index of the frequency with the largest norm for each group, in half of a grid: Note [Halves] of `fourier.py`.
 
-    Norms at all others are at most as large, up to `rounding_of_proof`; by Gram iteration, their bounds of `_STEPS`
-    steps.
+    Norms at all others are at most as large, up to `rounding_of_proof`; with Gram iteration, this holds for their
+    bounds of `_STEPS` steps.
     """
     if not has_values(kernel) or waits(kernel):
         return gram_iteration(symbol(kernel, grid), _STEPS).argmax(0)
@@ -56,7 +56,7 @@ def loudest_frequency(kernel: Tensor, grid: Sequence[int]) -> Tensor:  # (g, m, 
 
 
 def _proved(kernel: Tensor, grid: Sequence[int]) -> Tensor:
-    """Note [Loudest frequency]. Some frequencies at a time, so that their matrices stay in the cache."""
+    """Note [Loudest frequency]. Some frequencies at a time, so their matrices stay in the cache."""
     groups, channels = kernel.shape[:2]
     lags = [2 * k - 1 for k in kernel.shape[3:]]
     taps = hermitian_taps(gram(symbol(kernel, lags)), lags)
@@ -92,7 +92,7 @@ def _exceeding(squares: Tensor, levels: Tensor) -> Tensor:
 def rounding_of_proof(kernel: Tensor) -> float:  # (g, m, n, *k)
     """What rounding in float64 can hide, relative to the largest eigenvalue λ.
 
-    Of a factorization: `2m(m + 1)·eps`. Of the entries of H: a relative `(n + 9·taps)·eps` of those of `|K||K|ᴴ`, whose
+    In a factorization: `2m(m + 1)·eps`. In the entries of H: a relative `(n + 9·taps)·eps` of those of `|K||K|ᴴ`, whose
     norm is at most `m·taps·λ`.
     """
     rows, columns, taps = *kernel.shape[1:3], math.prod(kernel.shape[3:])

@@ -68,11 +68,11 @@ class DistanceAttention(nn.Module):
     Args:
         embed_dim: number of channels.
         num_heads: number of parts of the channels that attend independently; divides `embed_dim`.
-        step: positive; how far tokens move.
+        step: η of the proof, positive: how far tokens move.
         bias: whether the last matrix has a bias.
         device: where the parameters live.
-        dtype: their type.
-        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
+        dtype: data type of the parameters.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
 
     >>> layer = DistanceAttention(8, num_heads=2)
     >>> x, y = torch.randn(2, 3, 5, 8)
@@ -137,8 +137,8 @@ class TokenMixing(nn.Module):
         out_tokens: number of output tokens; `tokens` if None.
         bias: whether each output token has a bias.
         device: where the parameters live.
-        dtype: their type.
-        lipschitz: the constant of the layer, any positive number.
+        dtype: data type of the parameters.
+        lipschitz: Lipschitz constant of the layer, any positive number.
 
     >>> layer = TokenMixing(5, bias=False)
     >>> x = torch.randn(3, 5, 8)

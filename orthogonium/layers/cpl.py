@@ -24,9 +24,9 @@ class CPLLinear(DenseBlock):
         in_features: size of an input and of an output; also `features`.
         inner_features: number of inner units; `in_features` if None.
         bias: whether the inner units have a bias.
-        activation: one with slopes in [0, 1], by name or as a module.
+        activation: an activation with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0.
-        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
 
     >>> layer = CPLLinear(4, 16)
     >>> x, y = torch.randn(2, 5, 4)

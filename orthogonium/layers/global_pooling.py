@@ -112,7 +112,7 @@ def _norm_of_windows(size: int, output_size: int) -> float:
 
 
 def adaptive_avg_constant(size: int, output_size: int) -> float:
-    """Spectral norm of adaptive average pooling of one axis: `√(output/size)` if `output_size` divides `size`.
+    """Spectral norm of 1-D adaptive average pooling: `√(output/size)` if that divides, else from its matrix.
 
     >>> from orthogonium.layers.global_pooling import adaptive_avg_constant
     >>> adaptive_avg_constant(8, 2), round(adaptive_avg_constant(5, 2), 4)

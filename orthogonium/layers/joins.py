@@ -62,7 +62,7 @@ class ConvexSum(_Join):
         weights: number of inputs, or a positive weight for each; the gates are the weights divided by their sum.
         learnable: whether the gates are trained.
         device: where the gates live.
-        dtype: their type.
+        dtype: data type of the gates.
 
     >>> from orthogonium.layers import ConvexSum
     >>> ConvexSum([1, 3], learnable=False)(torch.tensor([4.0]), torch.tensor([8.0])).round()
@@ -104,7 +104,7 @@ class UnitConcat(_Join):
         dim: the axis along which the inputs are joined.
         learnable: whether the weights are trained.
         device: where the weights live.
-        dtype: their type.
+        dtype: data type of the weights.
 
     >>> from orthogonium.layers import UnitConcat
     >>> UnitConcat([3, 4], learnable=False)(torch.ones(1, 1), torch.ones(1, 2))

@@ -87,7 +87,7 @@ class OrthoLinear(_ConstrainedLinear):
         out_features: size of an output.
         bias: whether to add a learned bias.
         ortho_params: how the raw matrix is made orthogonal (`orthogonium.reparametrizers` has the presets).
-        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its weight.
 
     >>> layer = OrthoLinear(8, 4)
     >>> x = torch.randn(2, 8)

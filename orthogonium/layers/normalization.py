@@ -35,10 +35,10 @@ class BatchCentering(BatchStatistics):
         num_features: number of channels `c`.
         momentum: weight of a new batch in the running mean; None averages all batches equally.
         bias: whether to add `b`, initially 0.
-        sync: whether training uses the statistics of all processes of an initialised world.
+        sync: whether training uses the statistics of all processes, if `torch.distributed` is initialised.
         process_group: the processes to synchronise; None means all.
         device: where parameters and buffers live.
-        dtype: their type.
+        dtype: data type of parameters and buffers.
         subtract: which mean training subtracts, "batch" or "running".
 
     >>> from orthogonium.layers.normalization import BatchCentering
@@ -110,10 +110,10 @@ class BatchLipNorm(BatchStatistics):
         momentum: weight of a new batch in the running statistics; None averages all batches equally.
         eps: channels with a smaller variance count as having variance 1.
         bias: whether to add `b`, initially 0.
-        sync: whether training uses the statistics of all processes of an initialised world.
+        sync: whether training uses the statistics of all processes, if `torch.distributed` is initialised.
         process_group: the processes to synchronise; None means all.
         device: where parameters and buffers live.
-        dtype: their type.
+        dtype: data type of parameters and buffers.
 
     >>> from orthogonium.layers.normalization import BatchLipNorm
     >>> norm = BatchLipNorm(3, momentum=None)
@@ -189,7 +189,7 @@ class LayerCentering(nn.Module):
             subtracted or, with `dim=-1` as well, that of each token over its channels, as in `nn.LayerNorm`.
         bias: whether to add `b`, initially 0.
         device: where the bias lives.
-        dtype: its type.
+        dtype: data type of the bias.
 
     >>> from orthogonium.layers.normalization import LayerCentering
     >>> y = LayerCentering(3)(torch.randn(2, 3, 8, 8) + 5)

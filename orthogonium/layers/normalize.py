@@ -39,7 +39,7 @@ def normalize(module: Module, lipschitz: float = 1.0, niter: int = 9) -> Module:
 
     Args:
         module: an `nn.Linear`, `nn.ConvNd` or `nn.ConvTransposeNd`.
-        lipschitz: the constant of the layer, any positive number.
+        lipschitz: Lipschitz constant of the layer, any positive number.
         niter: number of Gram steps of the bound, as in `SpectralConv2d`.
 
     Returns:

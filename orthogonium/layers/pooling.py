@@ -131,7 +131,7 @@ class ScaledAvgPool(_WindowPool):
 
     Args:
         kernel_size: size of the window.
-        stride: its step, by default its size.
+        stride: step of the window, by default its size.
         padding: zeros on each side, at most half the window.
 
     >>> from orthogonium.layers.pooling import ScaledAvgPool2d
@@ -165,7 +165,7 @@ class L2NormPool(_WindowPool):
 
     Args:
         kernel_size: size of the window.
-        stride: its step, by default its size.
+        stride: step of the window, by default its size.
         padding: zeros on each side, at most half the window.
 
     >>> from orthogonium.layers.pooling import L2NormPool1d
@@ -199,7 +199,7 @@ class ScaledMaxPool(_WindowPool):
 
     Args:
         kernel_size: size of the window.
-        stride: its step, by default its size.
+        stride: step of the window, by default its size.
         padding: pixels on each side, which never attain the maximum, at most half the window.
         dilation: spacing of the pixels of a window.
         ceil_mode: whether a last, partial window counts.

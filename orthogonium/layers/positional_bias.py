@@ -19,7 +19,7 @@ class PositionalBias(nn.Module):
     Args:
         shape: shape of a sample, such as (channels, height, width).
         device: where b lives.
-        dtype: its type.
+        dtype: data type of b.
 
     >>> from orthogonium.layers.positional_bias import PositionalBias
     >>> PositionalBias((8, 4, 4))(torch.zeros(2, 8, 4, 4)).shape

@@ -176,7 +176,7 @@ class AdditiveResidual(_GatedResidual):
         fn: a function that keeps the shape of its input.
         init_val: initial `α`, before the sigmoid; large values favour the skip connection.
         device: where the gate lives.
-        dtype: its type.
+        dtype: data type of the gate.
 
     >>> from orthogonium.layers.residual import AdditiveResidual
     >>> AdditiveResidual(torch.abs, init_val=0.0)(torch.tensor([-1.0, 3.0]))
@@ -205,7 +205,7 @@ class PrescaledAdditiveResidual(_GatedResidual):
         fn: a function that keeps the shape of its input.
         init_val: initial `α`; 0 reduces the branch to the constant fn(0).
         device: where `α` lives.
-        dtype: its type.
+        dtype: data type of `α`.
 
     >>> from orthogonium.layers.residual import PrescaledAdditiveResidual
     >>> PrescaledAdditiveResidual(torch.abs, init_val=-3.0)(torch.tensor([-1.0, 1.0])).tolist()

@@ -28,9 +28,9 @@ class SandwichLinear(DenseBlock):
         in_features: size of an input.
         out_features: size of an output, and number of inner units.
         bias: whether the inner units have a bias. Without one, Ψ commutes with ReLU, and is then left out.
-        activation: one with slopes in [0, 1], by name or as a module.
+        activation: an activation with slopes in [0, 1], by name or as a module.
         ortho_params: how `[A B]` is made orthogonal.
-        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
 
     >>> layer = SandwichLinear(3, 8)
     >>> x, y = torch.randn(2, 5, 3)
@@ -75,7 +75,7 @@ class LBDN(nn.Module):
         hidden_features: number of outputs of each sandwich layer.
         out_features: size of an output.
         lipschitz: γ > 0.
-        activation: one with slopes in [0, 1], by name or as a module.
+        activation: an activation with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
 
     >>> net = LBDN(2, [16, 16], 3, lipschitz=10.0)

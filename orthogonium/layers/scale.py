@@ -1,4 +1,4 @@
-"""Multiplication by a number, fixed or trained below a limit, and a constant shared between the layers of a network."""
+"""Multiplication by a number, fixed or trained below a limit, and a constant shared among the layers of a network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Scale(nn.Module):
     """Multiplies by `lipschitz`, or by a trained factor that never exceeds it.
 
     Guarantee: all singular values are `lipschitz`; if `learnable`, they are equal, positive and at most `lipschitz`,
-    whatever the optimizer does: the factor is `lipschitz · sigmoid(α)`, and starts at 0.9 times the limit.
+    whatever the optimizer does: the factor is `lipschitz · sigmoid(α)` and starts at 0.9 times the limit.
 
     Args:
         lipschitz: the factor, or its limit; any positive number.
         learnable: whether the factor is trained.
-        device: of α.
-        dtype: of α.
+        device: where α lives.
+        dtype: data type of α.
 
     >>> Scale(3.0)(torch.ones(2))
     tensor([3., 3.])
@@ -53,7 +53,7 @@ class Scale(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to where the factor starts."""
+        """Reset the factor to its initial value."""
         if self.alpha is not None:
             nn.init.constant_(self.alpha, math.log(_START / (1 - _START)))
 
@@ -68,7 +68,7 @@ class Scale(nn.Module):
 
     @property
     def factor(self) -> Tensor | float:
-        """What inputs are multiplied by, in float32 or better."""
+        """The number by which inputs are multiplied, in float32 or better."""
         if self.alpha is None:
             return self.lipschitz
         precise = self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
@@ -91,7 +91,7 @@ class Scale(nn.Module):
 
     @property
     def inverse_constant(self) -> float | None:
-        """1 over the factor; a trained factor may come as close to 0 as it likes."""
+        """1 over the factor; None for a trained factor, which may come arbitrarily close to 0."""
         return 1 / self.lipschitz if self.alpha is None else None
 
     def undo(self, y: Tensor) -> Tensor:
@@ -106,13 +106,13 @@ class Scale(nn.Module):
 def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
     """Multiply the constant of a network by `lipschitz`, an equal share in each layer of its chain, and return it.
 
-    The chain is what the network consists of where it is an `nn.Sequential`, of others, to any depth. All of its n
-    constrained layers get the factor `lipschitz^(1/n)`, so that numbers on the way grow or shrink evenly. Layers inside
-    of wrappers (residual ones, for which constants do not simply multiply) keep theirs, also where they are part of the
-    chain, too. So do plain layers: a network with an `nn.Linear` of norm 7.5 had the constant 7.5 before, and has
-    `7.5 · lipschitz` then (`orthogonium.lipschitz_bound` tells it).
+    The chain consists of the layers of an `nn.Sequential`, nested to any depth. Each of its n constrained layers gets
+    the factor `lipschitz^(1/n)`, so activations grow or shrink evenly along the way. Layers inside wrappers (such as
+    residual ones, for which constants do not simply multiply) keep their constants, even if they also appear in the
+    chain. So do plain layers: a network with an `nn.Linear` of norm 7.5 had the constant 7.5 before, and has
+    `7.5 · lipschitz` afterwards (as `orthogonium.lipschitz_bound` computes).
 
-    For a module that is no `nn.Sequential` there is `nn.Sequential(module, Scale(lipschitz))`.
+    For a module that is not an `nn.Sequential`, use `nn.Sequential(module, Scale(lipschitz))`.
 
     >>> from orthogonium.layers import MaxMin, OrthoLinear, spread_constant
     >>> model = spread_constant(nn.Sequential(OrthoLinear(4, 4), MaxMin(), OrthoLinear(4, 4)), 0.5)
@@ -134,14 +134,14 @@ def spread_constant(model: nn.Module, lipschitz: float) -> nn.Module:
 
 
 def multiply_constants(passed: Sequence[Constrained], lipschitz: float) -> None:
-    """An equal share of the factor for each of the layers through which everything passes, one entry for each call."""
+    """Give each of the layers through which everything passes an equal share of the factor; one entry for each call."""
     share = lipschitz ** (1 / len(passed))
-    for layer in dict.fromkeys(passed):  # one that is applied twice counts twice, and is scaled once
+    for layer in dict.fromkeys(passed):  # a layer that is applied twice counts twice, but is scaled once
         layer.lipschitz *= share
 
 
 def parts(module: nn.Module) -> set[nn.Module]:
-    """What is inside of a module: its constants need not multiply that of the whole."""
+    """The modules inside a module: their constants need not multiply that of the whole."""
     return set(module.modules()) - {module}
 
 

@@ -114,7 +114,7 @@ class InvertibleUpsampling(_Resampling):
 
 
 def copies(size: int, left: int, right: int, mode: PaddingMode, device: torch.device | None = None) -> Tensor:
-    """How often each of `size` pixels of an axis occurs after padding, (size,)."""
+    """How often each of the `size` pixels of an axis occurs after padding, (size,)."""
     index = torch.arange(size, device=device)
     if mode == "circular":
         return 1 + (index >= size - left).int() + (index < right).int()
@@ -128,7 +128,7 @@ def copies(size: int, left: int, right: int, mode: PaddingMode, device: torch.de
 
 
 def pad_constant(padding: tuple[int, ...], size: tuple[int, ...], mode: PaddingMode = "zeros") -> float:
-    """Lipschitz constant of torch's padding: per axis the root of the largest number of copies of a pixel.
+    """Lipschitz constant of torch's padding: the product over axes of the root of the most copies of a pixel.
 
     Args:
         padding: (left, right) of the **last** axis first, as in `torch.nn.functional.pad`.
@@ -147,11 +147,11 @@ def pad_constant(padding: tuple[int, ...], size: tuple[int, ...], mode: PaddingM
 
 
 class IsometricPad(nn.Module):
-    """Padding that keeps norms: each pixel is divided by the root of its number of copies, then padded.
+    """Padding that preserves norms: each pixel is divided by the root of its number of copies, then padded.
 
-    With zeros this is plain zero padding. Circular, reflect and replicate padding of torch copy pixels and so expand by
-    `pad_constant` (up to 2 on images, more for replicate); here border pixels are dimmed instead and their copies
-    share one unit of energy.
+    With zeros this is plain zero padding. Torch's circular, reflect and replicate padding copy pixels and so expand by
+    `pad_constant` (up to 2 on images, more for replicate); here border pixels are dimmed, so the squares of the copies
+    add up to that of the pixel.
 
     Guarantee: an isometry, for every mode and size.
 

@@ -29,10 +29,10 @@ class SDPBasedLipschitzDense(DenseBlock):
         out_features: size of an output.
         inner_dim: number of inner units.
         bias: whether the inner units have a bias.
-        activation: one with slopes in [0, 1], by name or as a module.
-        niter: number of steps that tighten T (the original has one).
+        activation: an activation with slopes in [0, 1], by name or as a module.
+        niter: number of steps that tighten T (one in the original).
         ortho_params: how P is made orthogonal.
-        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
 
     >>> SDPBasedLipschitzDense(8, 8, inner_dim=32)(torch.randn(5, 8)).shape
     torch.Size([5, 8])

@@ -2,7 +2,7 @@
 
 Note [Slopes]
 The proofs of SLL, CPL and Sandwich write the difference of two activations as a diagonal matrix D of secant slopes,
-`σ(u) − σ(v) = D(u − v)`, and need `0 ⪯ D ⪯ I`. A slope of −1 (abs) or above 1 (GELU) breaks them, and so do activations
+`σ(u) − σ(v) = D(u − v)`, and need `0 ⪯ D ⪯ I`. A slope of −1 (abs) or above 1 (GELU) breaks them, as do activations
 that mix channels (MaxMin), whose D is not diagonal: such blocks are not 1-Lipschitz.
 """
 
@@ -101,7 +101,7 @@ def bounded_slopes(activation: Activation, owner: str) -> nn.Module:
 
 
 def slopes_are_bounded(activation: nn.Module) -> bool:
-    """Whether `bounded_slopes` takes this module."""
+    """Whether `bounded_slopes` accepts this module."""
     return type(activation) in _ALLOWED and _ALLOWED[type(activation)][2](activation)
 
 
@@ -114,7 +114,7 @@ def softplus_jumps(threshold: float, dtype: torch.dtype) -> bool:
 
 
 def is_homogeneous(activation: nn.Module) -> bool:
-    """Whether `σ(c·x) = c·σ(x)` for every `c ≥ 0`, so that positive scalings pass through it."""
+    """Whether `σ(c·x) = c·σ(x)` for every `c ≥ 0`, so positive scalings commute with it."""
     return isinstance(activation, (nn.ReLU, nn.LeakyReLU, nn.Identity))
 
 

@@ -1,4 +1,4 @@
-"""Plain networks of affine maps and ReLU: what `freeze(model, activations="relu")` makes of a frozen one."""
+"""Plain networks of affine maps and ReLU: how `freeze(model, activations="relu")` rewrites a frozen network."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def _output(model: nn.Module, x: Tensor) -> Tensor | None:
 
 
 def _compare(found: Tensor | None, expected: Tensor) -> None:
-    """That the network does what it did, on one batch."""
+    """Check on one batch that the network does what it did before."""
     off = float("nan") if found is None else float((found - expected).abs().max())
-    # Rounding, which each layer adds to.
+    # Allow for rounding, to which each layer adds.
     if not off <= torch.finfo(expected.dtype).eps ** 0.5 * max(1.0, float(expected.abs().max())):
         raise ExportError(
             f"activations='relu' would change the outputs by {off:.2g}: the network uses its activations or layers in "
@@ -110,7 +110,7 @@ def _compare(found: Tensor | None, expected: Tensor) -> None:
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Wherever it stands."""
+    """Replace a module wherever it occurs."""
     for parent in list(model.modules()):
         for key, child in list(parent._modules.items()):
             if child is old:
@@ -125,7 +125,7 @@ def _fold_centering(model: nn.Module, graph: fx.Graph | None) -> None:
     calls: dict[str, int] = {}
     for node in nodes:
         calls[str(node.target)] = calls.get(str(node.target), 0) + 1
-    # Modules inside of others that the graph does not look into may be there, too.
+    # Modules may also occur inside others that the graph does not look into.
     standing = [child for parent in model.modules() for child in parent.children()]
     read = {str(node.target) for node in (() if graph is None else graph.nodes) if node.op == "get_attr"}
     before: dict[nn.Module, Any] = {}
@@ -144,7 +144,7 @@ def _fold_centering(model: nn.Module, graph: fx.Graph | None) -> None:
 
 
 def _is_as_torch_has_it(layer: nn.Module) -> bool:
-    """Whether its bias is added last: no hook and no method of others comes after it."""
+    """Whether the bias of the layer is added last: no hook and no foreign method comes after it."""
     kinds = type(layer).__mro__[: type(layer).__mro__.index(nn.Module)]
     own = all(kind.__module__.startswith(("torch.nn.", "orthogonium.")) for kind in kinds)
     return own and not is_hooked(layer) and not replaced_methods(layer)
@@ -165,7 +165,7 @@ def _fold_one(model: nn.Module, centering: BatchCentering, layer: Any) -> None:
 
 
 def _channels_in_graph(model: nn.Module, graph: fx.Graph | None) -> dict[nn.Module, int]:
-    """Of each activation, by the layers before it."""
+    """Number of channels of each activation, read off the layers before it."""
     known: dict[fx.Node, int] = {}
     found: dict[nn.Module, int] = {}
     for node in () if graph is None else graph.nodes:
@@ -189,7 +189,7 @@ def _keeps_channels(module: nn.Module | None, node: fx.Node, inputs: list[int]) 
 
 
 def _channels_in_call(model: nn.Module, sample: Tensor) -> dict[nn.Module, int]:
-    """Of each activation, in a call."""
+    """Number of channels of each activation, observed in a call."""
     found: dict[nn.Module, int] = {}
 
     def note(module: Any, inputs: tuple[Any, ...]) -> None:

@@ -1,6 +1,6 @@
-"""Functions that certificates take as a whole, where the operations inside say less than the theorem about all of them.
+"""Functions that certificates treat as a whole, because their single operations give a weaker bound than the theorem.
 
-`cat(max(a, b), min(a, b))` moves no two points apart, but max and min alone have the constant 1 each and √2 side by
+`cat(max(a, b), min(a, b))` moves no two points apart, but max and min have the constant 1 each, and so √2 side by
 side. So such functions are marked, and a tensor that is followed through a network (`Followed`, see
 `orthogonium.certification`) may take the whole function instead of its operations. For any other tensor the mark does
 nothing.

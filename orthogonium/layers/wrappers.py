@@ -1,10 +1,10 @@
-"""What stands around a module: hooks, and wrappers for devices and compilers, which compute what it does."""
+"""What surrounds a module: hooks, and wrappers for devices and compilers, which compute the same function."""
 
 from __future__ import annotations
 
 from torch import nn
 
-# What torch.fx raises of a forward pass whose course depends on values, or with layers that are in no module.
+# What torch.fx raises for a forward pass with value-dependent control flow, or with layers that are in no module.
 UNTRACEABLE = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NameError)
 
 
@@ -15,7 +15,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside of torch's own wrappers; of subclasses and wrappers with hooks nothing is known."""
+    """The module inside torch's own wrappers; nothing is known about subclasses and wrappers with hooks."""
     kind = type(module)
     compiled = kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
     if compiled and not (module._forward_hooks or module._forward_pre_hooks):  # its call is that of the compiler

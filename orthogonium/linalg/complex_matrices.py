@@ -1,9 +1,9 @@
-"""Complex matrices as real ones of twice the size, so that all that is known of real matrices serves them.
+"""Complex matrices as real ones of twice the size, so everything for real matrices applies to them.
 
 Each entry `a + ib` becomes the block `[[a, −b], [b, a]]`. Sums, products and transposes of such real forms are the real
-forms of sums, products and *conjugate* transposes. So a function of matrices that consists of these, or is a limit of
+forms of sums, products and *conjugate* transposes. So a matrix function that consists of these, or is a limit of
 them (polar factors, exponentials, the Cayley transform, projections onto ranges), does to the real form what it does to
-the complex matrix. Rows and columns keep their order, so that cutting and filling up with zeros commute with it, too.
+the complex matrix. Rows and columns keep their order, so cropping and padding with zeros commute with it, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def off_complex(w: Tensor) -> float:  # real (..., 2m, 2n)
 
 
 def on_complex(function: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
-    """What a function of real matrices is for complex ones.
+    """Apply a function of real matrices to complex ones.
 
     >>> from orthogonium.linalg import polar
     >>> q = on_complex(polar, torch.randn(2, 3, dtype=torch.complex128))

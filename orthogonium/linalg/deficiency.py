@@ -1,4 +1,4 @@
-"""What is said of matrices that could not be made orthogonal, since directions were lost."""
+"""Warnings about matrices that could not be made orthogonal, since directions were lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from orthogonium.linalg.evaluation import may_look
 def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> Tensor:
     """Warn when `w`, meant to have min(rows, columns) singular values equal to 1, has lost directions.
 
-    Each lost direction takes 1 from the squared Frobenius norm; by default more than rounding is reported. Accelerators
-    are not waited for: there, audits and certificates find what is lost.
+    Each lost direction takes 1 from the squared Frobenius norm; by default, anything beyond rounding is reported. To
+    avoid waiting for accelerators, nothing is checked there: audits and certificates find what is lost.
     """
     if may_look(w) and w.numel():
         rank = min(w.shape[-2:])
@@ -25,7 +25,7 @@ def warn_if_deficient(w: Tensor, name: str, tolerance: float | None = None) -> T
 
 
 def warn_of_deficiency(name: str, deficit: float, rank: int) -> None:
-    """Say that a matrix could not be made orthogonal."""
+    """Warn that a matrix could not be made orthogonal."""
     warn(
         f"{name}: the input is rank-deficient or too ill-conditioned, so the result is not orthogonal: its "
         f"squared Frobenius norm is off by {deficit:.2g} from {rank}. Use full rank, or the QR, "

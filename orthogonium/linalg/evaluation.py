@@ -1,18 +1,18 @@
 """How a function of matrices is evaluated, whatever surrounds the call.
 
-Algorithms are written for one case: matrices in float32 or float64, with values that can be read, and one derivative,
-backwards. Here is what makes them right in all others:
+Algorithms are written for one case: matrices in float32 or float64, with values that can be read, and one backward
+derivative. This file makes them correct in all other cases:
 
-- Half precision, autocast and TF32 would round what is to be orthogonal: `full_precision`.
-- Compilers and transforms have no values, and accelerators have to be waited for: `has_values`, `may_look`.
-- Arguments may be empty or no matrices at all, and ONNX has no factorizations: `of_matrices`.
-- Derivatives of other kinds and orders may be asked for: `evaluate`.
+- Half precision, autocast and TF32 would round what should be orthogonal: `full_precision`.
+- Compilers and transforms have no values, and reading them waits for accelerators: `has_values`, `may_look`.
+- Arguments may be empty or not matrices at all, and ONNX has no factorizations: `of_matrices`.
+- Derivatives of other kinds and orders may be needed: `evaluate`.
 
 Note [Derivatives by hand]
-A training step asks for one derivative, backwards, of real tensors: a `HandWritten` function then runs as one node of
-the graph, and its adjoint uses what the algorithm left behind. Such values are constants to autograd, so that a
-derivative of that derivative would lack terms, in silence. Hence everything else takes the plain operators of `plain`,
-which torch differentiates: compilers, transforms of functions (`torch.func`), forward derivatives, batches of gradients
+A training step needs one backward derivative of real tensors: a `HandWritten` function then runs as one node of
+the graph, and its adjoint uses values that the algorithm has saved. These are constants to autograd, so a
+derivative of that derivative would silently lack terms. Hence everything else takes the plain operators of `plain`,
+which torch differentiates: compilers, function transforms (`torch.func`), forward derivatives, batches of gradients
 (`is_grads_batched`, `vectorize=True`), and the adjoint itself when it is to be differentiated once more
 (`create_graph=True`).
 """
@@ -52,21 +52,21 @@ def exports_to_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 
 
-# Compilers call these while they trace (and trace again when the setting of CUDA changes); what
-# `torch.compiler.assume_constant_result` sets without importing them.
+# Compilers call these while they trace (and trace again when the CUDA setting changes). The mark is the one that
+# `torch.compiler.assume_constant_result` sets, without importing the compiler.
 products_are_rounded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 exports_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on where `x` is."""
+    """Whether autocast is on for the device of `x`."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Whether values can be read: not in compilers and transforms, nor of meta, fake, dual or batched tensors.
+    """Whether values can be read: not in compilers and transforms, nor from meta, fake, dual or batched tensors.
 
-    Torch has no public name by which the tensors of `is_grads_batched=True` can be told from others.
+    Torch has no public way to recognize the tensors of `is_grads_batched=True`.
     """
     return (
         not torch.compiler.is_compiling()
@@ -83,20 +83,20 @@ def _is_dual(x: Tensor) -> bool:
 
 
 def waits(x: Tensor) -> bool:
-    """Whether reading values of `x` makes the host wait for a device, and breaks the capture of its work."""
+    """Whether reading values of `x` makes the host wait for a device, and breaks graph capture."""
     return x.device.type != "cpu"
 
 
 def may_look(w: Tensor) -> bool:
-    """Whether values of `w` can be read, without waiting for a device."""
+    """Whether values of `w` can be read without waiting for a device."""
     return has_values(w) and not waits(w)
 
 
 def float64_is_cheap(x: Tensor) -> bool:
     """Whether `x` is in float32 where float64 takes twice the time, not 64 times: on CPUs.
 
-    However orthogonal a result is in float32, it is off from the exact one by its condition number times eps, and so
-    are gradients. Float64 makes them exact to float32.
+    However orthogonal a float32 result is, it differs from the exact one by its condition number times eps, and so do
+    gradients. Float64 makes them exact to float32.
     """
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
@@ -107,8 +107,8 @@ def float64_is_cheap(x: Tensor) -> bool:
 def full_precision(function: Callable[P, Result], of_arguments: bool = True) -> Callable[P, Result]:
     """Run `function` in float32 or better: outside autocast, half-precision tensors as float32, full products.
 
-    Gives back the dtype of the first tensor. Note [Products] of `products.py`. With `of_arguments=False` derivatives
-    with respect to other tensors than its arguments are to be right, too: then nothing is held.
+    The result has the dtype of the first tensor. Note [Products] of `products.py`. With `of_arguments=False`,
+    derivatives with respect to tensors other than its arguments are correct, too: then nothing is held.
     """
 
     @functools.wraps(function)
@@ -155,7 +155,7 @@ def full_precision_backward(backward: Function) -> Function:
 
 
 def check_matrix(w: Tensor, name: str) -> None:
-    """Reject what is not a (batch of) floating point matrix."""
+    """Reject anything but floating point matrices, or batches of them."""
     if w.dim() < 2 or not w.is_floating_point():
         raise ShapeError(
             f"{name} works on floating point matrices (..., rows, columns), got {tuple(w.shape)} of {w.dtype}. "
@@ -164,10 +164,10 @@ def check_matrix(w: Tensor, name: str) -> None:
 
 
 def of_matrices(factorizes: bool) -> Callable[[Function], Function]:
-    """Decorate a map of matrices `w` to matrices of the same shape, with whatever options.
+    """Decorate a map from matrices `w` to matrices of the same shape, with any options.
 
-    It runs in full precision, refuses what is no matrix, and leaves empty ones as they are. If it `factorizes`, it is
-    refused in ONNX, which has sums and products only.
+    It runs in full precision, rejects anything that is not a matrix, and returns empty matrices as they are. If it
+    `factorizes`, it is refused in ONNX, which only has sums and products.
     """
 
     def decorate(function: Function) -> Function:
@@ -184,7 +184,7 @@ def of_matrices(factorizes: bool) -> Callable[[Function], Function]:
                 )
             if w.numel():
                 return function(w, *options, **named)
-            signature(function).bind(w, *options, **named)  # the options are to be right all the same
+            signature(function).bind(w, *options, **named)  # the options must be correct all the same
             return w
 
         return run  # type: ignore[return-value]
@@ -196,19 +196,19 @@ def of_matrices(factorizes: bool) -> Callable[[Function], Function]:
 
 
 class HandWritten(ABC):
-    """A function of tensors (and constants) to one tensor. Never instantiated: subclasses are called by `evaluate`."""
+    """A function from tensors (and constants) to one tensor. Never instantiated: `evaluate` calls subclasses."""
 
     @staticmethod
     @abstractmethod
     def compute(*inputs: Any) -> tuple[Tensor, Sequence[Tensor]]:
-        """The value, and what the adjoint needs beside the inputs."""
+        """The value, and what the adjoint needs besides the inputs."""
 
     @staticmethod
     @abstractmethod
     def adjoint(
         inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
     ) -> Sequence[Tensor | None]:
-        """The gradient of each input; None for constants, and where it is not wanted. May use up `saved`."""
+        """The gradient of each input; None for constants, and if it is not wanted. May overwrite `saved`."""
 
     @classmethod
     def plain(cls, *inputs: Any) -> Tensor:
@@ -217,7 +217,7 @@ class HandWritten(ABC):
 
 
 def evaluate(function: type[HandWritten], *inputs: Any) -> Tensor:
-    """The value, to be differentiated in any way. Note [Derivatives by hand]."""
+    """The value, which can be differentiated in any way. Note [Derivatives by hand]."""
     tensors = [t for t in inputs if isinstance(t, Tensor)]
     if not has_values(*tensors):
         return function.plain(*inputs)

@@ -2,15 +2,15 @@
 
 Note [Without W]
 A dense layer with many more inputs than outputs and a small batch may apply X, then L⁻¹, to its inputs. For r outputs
-and c inputs that takes 3 to 4 r²c flops of a training step beside those of any dense layer (one triangle of the Gram
+and c inputs that takes 3 to 4 r²c flops of a training step besides those of any dense layer (one triangle of the Gram
 matrix, by blocks of rows, and its derivative times X) instead of 8 r²c: solves with L and products with its derivative
-are done on few columns. With `P = Ȳ L⁻¹` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is
+act on few columns. With `P = Ȳ L⁻¹` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is
 that of `Ȳᵀ y`,
 
     ∇x = P X,    ∇X = Pᵀ x − L⁻ᵀ S L⁻¹ X.
 
-That is Gram–Schmidt in one pass, for the matrices that one is enough for (Note [Passes] of `triangular.py`). Whether it
-is enough is measured, which is free on CPUs only.
+That is Gram–Schmidt in one pass, for matrices for which one is enough (Note [Passes] of `triangular.py`). Whether it
+is enough is measured, which is only free on CPUs.
 """
 
 from __future__ import annotations
@@ -78,6 +78,6 @@ class _Applied(HandWritten):
 
 
 def apply_orthonormal_rows(x: Tensor, raw: Tensor) -> Tensor:  # (b, c), (r, c) → (b, r)
-    """`x Wᵀ` for the rows W that `cholesky` makes of a wide matrix, by the matrix itself where that is exact."""
+    """`x Wᵀ` for the rows W that `cholesky` makes of a wide matrix, by the matrix itself if that is exact."""
     upper = _factor(raw.detach())
     return F.linear(x, cholesky(raw)) if upper is None else evaluate(_Applied, x, raw, upper)

@@ -8,7 +8,7 @@ from orthogonium.errors import ShapeError
 
 
 class MatrixMap(nn.Module):
-    """A map of matrices that serves as a parametrization of torch, too: what is assigned becomes the raw matrix.
+    """A map of matrices that also works as a torch parametrization: an assigned weight becomes the raw matrix.
 
     >>> import torch
     >>> from torch.nn.utils import parametrize
@@ -21,7 +21,7 @@ class MatrixMap(nn.Module):
     True
     """
 
-    # Whether each matrix of a batch is mapped by itself. A subclass may do otherwise: each class says so for itself.
+    # Whether each matrix of a batch is mapped by itself. A subclass may differ, so each class declares its own.
     batched = False
 
     def right_inverse(self, w: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class MatrixMap(nn.Module):
 
 
 class ShapedMap(MatrixMap):
-    """A map of matrices of one shape, which it is made for."""
+    """A map made for matrices of one shape."""
 
     def __init__(self, weight_shape: tuple[int, ...]) -> None:
         super().__init__()

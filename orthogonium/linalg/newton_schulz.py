@@ -1,4 +1,4 @@
-"""Steps of Newton–Schulz type, odd polynomials of the singular values, and the Björck–Bowie iteration.
+"""Newton–Schulz steps (odd polynomials of the singular values) and the Björck–Bowie iteration.
 
 Björck, Bowie (1971), "An iterative algorithm for computing the best estimate of an orthogonal matrix".
 """
@@ -27,7 +27,7 @@ def _multiply(p: Tensor, w: Tensor) -> Tensor:
 
 
 def cubic_step(w: Tensor, beta: float = 0.5) -> Tensor:
-    """`(1 + β) W − β W WᵀW`. For β = ½ an error e becomes 1.5 e², and σ ≤ 1 after it whenever σ ≤ 2 before."""
+    """`(1 + β) W − β W WᵀW`. For β = ½ an error e becomes 1.5 e², and σ ≤ 2 before the step gives σ ≤ 1 after it."""
     return (1 + beta) * w - beta * _multiply(_gram(w), w)
 
 
@@ -41,8 +41,8 @@ def quintic_step(w: Tensor, a: float, b: float, c: float) -> Tensor:
 def bjorck(w: Tensor, steps: int = 12, beta: float = 0.5) -> Tensor:  # (..., rows, columns) → the same shape
     """Björck–Bowie iteration, exactly `steps` times `W ← (1 + β) W − β W WᵀW`.
 
-    Converges to the polar factor for singular values in (0, √3) (β = ½): scale the input first. What remains depends
-    on the smallest singular value: each step lifts it by 1.5 until it is near 1, so that 12 steps bring σ ≥ 0.03 to
+    Converges to the polar factor for singular values in (0, √3) (β = ½): scale the input first. The remaining error
+    depends on the smallest singular value: each step lifts it by 1.5 until it is near 1, so 12 steps bring σ ≥ 0.03 to
     within 1e-5 of 1, but leave a 256×256 Gaussian (σ_min/σ_max ≈ 1e-3) with σ_min ≈ 0.05 to 0.2; 25 suffice there.
 
     >>> w = torch.linalg.qr(torch.randn(3, 3))[0]
@@ -78,7 +78,7 @@ class BatchedBjorckOrthogonalization(ShapedMap):
         return self._iterate(w)
 
     def _iterate(self, w: Tensor) -> Tensor:
-        """All steps, with a look at the matrix before the last one, which brings an error e to `(1 − 2β)e + 3βe²`."""
+        """All steps, with a check before the last one, which takes an error e to `(1 − 2β)e + 3βe²`."""
         last, linear, allowed = min(self.niters, 1), 1 - 2 * self.beta, 1e-5
         if last:
             allowed = (math.sqrt(linear**2 + 12 * self.beta * allowed) - linear) / (6 * self.beta)

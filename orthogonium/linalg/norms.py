@@ -25,7 +25,7 @@ def magnitude(w: Tensor) -> Tensor:  # (..., rows, columns) → (..., 1, 1)
 
 
 def scale_to_unit(w: Tensor) -> Tensor:
-    """Divide by the largest absolute entry (a constant for the gradient), so that squares neither overflow nor vanish.
+    """Divide by the largest absolute entry (a constant for the gradient), so squares neither overflow nor vanish.
 
     Only for functions that do not depend on the scale of `w`. Zero stays zero.
     """
@@ -35,10 +35,10 @@ def scale_to_unit(w: Tensor) -> Tensor:
 def spectral_norm_estimate(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Tensor:  # (..., m, n) → (..., 1, 1)
     """Estimate of the largest singular value from below, `uᵀWv` after `steps` rounds of `v ← Wᵀu`, `u ← Wv`.
 
-    Stateless and deterministic: starts from the largest row, which is never orthogonal to the answer by accident of a
-    stored vector. The gradient is that of `uᵀWv` with u, v fixed.
+    Stateless and deterministic: it starts from the largest row, so no stored vector can happen to be orthogonal to the
+    answer. The gradient is that of `uᵀWv` with u, v fixed.
     """
-    fixed = w.detach()  # for derivatives in both directions: no_grad leaves forward ones on
+    fixed = w.detach()  # for derivatives in both directions: no_grad leaves forward derivatives on
     largest = fixed.square().sum(-1).argmax(-1)  # (...)
     v = torch.take_along_dim(fixed, largest[..., None, None], dim=-2).mT  # (..., n, 1)
     v = v / v.norm(dim=-2, keepdim=True).clamp_min(eps)
@@ -53,13 +53,13 @@ def spectral_norm_estimate(w: Tensor, steps: int = 3, eps: float = 1e-12) -> Ten
 
 
 def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) → (..., 1, 1)
-    """Upper bound of the largest singular value, never below it: certified including rounding on CPUs and in float64.
+    """Upper bound on the largest singular value: certified including rounding on CPUs and in float64.
 
     With `G₀ = WWᵀ` (smaller side) and `Gᵢ₊₁ = GᵢGᵢᵀ`, `‖W‖ ≤ ‖G_N‖_F^(2^-(N+1))`; each step halves the logarithm of
-    the looseness, at most `rank^(2^-(N+2))`: 1.05 for rank 512 after 5 steps. The recursion is scaled by powers kept
-    in a logarithm. A product of r × n and n × r matrices is off by `r·n·eps/2` of its norm at most, errors pass through
-    roots, and the sum of all is below `r·n·eps/2`, by which the result is inflated: next to nothing in float64, which
-    CPUs take for float32, too. Elsewhere float32 is inflated by `n·eps/2`, more than errors that do not all add up.
+    the looseness, at most `rank^(2^-(N+2))`: 1.05 for rank 512 after 5 steps. The recursion is rescaled, and the powers
+    are kept in a logarithm. A product of r × n and n × r matrices is off by at most `r·n·eps/2` of its norm, errors
+    pass through roots, and their sum is below `r·n·eps/2`, by which the result is inflated: next to nothing in float64,
+    which CPUs use for float32, too. Elsewhere float32 is inflated by `n·eps/2`, more than errors that partly cancel.
     """
     if float64_is_cheap(w):
         return _upward(spectral_norm_bound(w.double(), steps).to(w.dtype))
@@ -85,7 +85,7 @@ def spectral_norm_bound(w: Tensor, steps: int = 5) -> Tensor:  # (..., m, n) →
 
 
 def _upward(bound: Tensor) -> Tensor:
-    """A positive number, rounded up: below `tiny`, numbers have no relative precision, and lie eps·tiny apart."""
+    """A positive number, rounded up: numbers below `tiny` have no relative precision, and lie eps·tiny apart."""
     info = torch.finfo(bound.dtype)
     return bound * (1 + info.eps) + torch.where(bound > 0, info.eps * info.tiny, 0.0)
 
@@ -145,7 +145,7 @@ class BatchedGramNormalization(ShapedMap):
         self.niter = niter
 
     def forward(self, w: Tensor) -> Tensor:
-        """The matrices divided by the bound of their norm."""
+        """The matrices divided by the bound on their norm."""
         return spectral_normalize(w, self.niter)
 
     def extra_repr(self) -> str:
@@ -188,5 +188,5 @@ def unit_norm(w: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
         return w
     largest = w.detach().abs().amax(dims, keepdim=True)
     unit = w / torch.where(largest > 0, largest, torch.ones_like(largest))
-    # Entries are at most 1 and one of them is ±1 unless all are zero, so that the clamp acts on zero vectors only.
+    # Entries are at most 1 and one of them is ±1 unless all are zero, so the clamp only acts on zero vectors.
     return unit / unit.square().sum(dims, keepdim=True).clamp_min(0.5).sqrt()

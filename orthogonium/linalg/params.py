@@ -26,7 +26,7 @@ Factory = Callable[..., nn.Module]
 class OrthoParams:
     """Two factories, called with `weight_shape=` (batch…, rows, columns), that return an `nn.Module` on such matrices.
 
-    First the spectral normalizer scales the raw matrix, then the orthogonalizer makes it orthogonal. The default is the
+    First the spectral normalizer scales the raw matrix, then the orthogonalizer makes it orthogonal. The default is
     stable Cholesky orthonormalization, which needs no normalizer: 1e-6 in float32, 1e-14 in float64.
     """
 
@@ -68,7 +68,7 @@ class Orthogonalization(MatrixMap):
         self.normalizer, self.orthogonalizer = normalizer, orthogonalizer
 
     def forward(self, w: Tensor) -> Tensor:
-        """Orthogonal matrices of raw ones."""
+        """Orthogonal matrices from raw ones."""
         return self.orthogonalizer(self.normalizer(w))
 
 

@@ -1,14 +1,14 @@
 """The orthogonal polar factor, the nearest orthogonal matrix: by matrix products, with its exact derivative.
 
 The iteration applies odd polynomials to the singular values, which are minimax on a shrinking interval around 1 (Amsel
-et al. 2025, "The Polar Express"), so that fourteen steps serve every condition number up to 1e6.
+et al. 2025, "The Polar Express"), so fourteen steps suffice for every condition number up to 1e6.
 
 Note [Derivative of the polar factor]
-Steps that lift small singular values multiply rounding errors, too, and those of a derivative taken step by step never
-heal. The exact one comes from `W = HQ` with H symmetric: for a tangent V of W let `A = VQᵀ`, and let the skew X solve
-`HX + XH = A − Aᵀ`. Then the tangent of Q is `XQ + H⁻¹(V − AQ)`. Q is the gradient of the sum of singular values: its
-derivative is symmetric, and the same formula takes gradients backwards. `H⁻¹` solves such an equation as well, with 2I
-on the right. So all derivatives follow from that of one linear equation, which is an equation of the same kind.
+Steps that lift small singular values amplify rounding errors, too, and a derivative taken step by step never recovers
+from them. The exact one comes from `W = HQ` with H symmetric: for a tangent V of W let `A = VQᵀ`, and let the skew X
+solve `HX + XH = A − Aᵀ`. Then the tangent of Q is `XQ + H⁻¹(V − AQ)`. Q is the gradient of the sum of singular values,
+so its derivative is symmetric, and the same formula takes gradients backwards. `H⁻¹` solves such an equation as well,
+with 2I on the right. So all derivatives follow from that of one linear equation, which has the same form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orthogonium.linalg.newton_schulz import cubic_step, quintic_step
 from orthogonium.linalg.norms import scale_to_unit
 
 # Minimax odd quintics for singular values in [1e-4, 1], each with a safety factor of 1.01: without it, rounding that
-# pushes a singular value above its interval is amplified by each further step. The second one, repeated, lifts
+# pushes a singular value above its interval is amplified by each further step. The second one is repeated and lifts
 # smaller singular values by 4.2 each time: 1e-4 / 4.2⁴ ≈ 3e-7.
 _MINIMAX = (
     (8.425629, -24.521285, 17.843376),
@@ -50,7 +50,7 @@ def _is_nested() -> bool:
 
 
 def _nested_tangents(tangent: Tensor) -> AbstractContextManager[object]:
-    """Torch turns forward derivatives off inside of one: outer ones would take what is computed there as constant."""
+    """Torch disables forward derivatives inside one: outer ones would take what is computed there as constant."""
     if not _is_nested():
         return nullcontext()
     if torch._C._functorch.is_batchedtensor(tangent):
@@ -62,14 +62,14 @@ def _nested_tangents(tangent: Tensor) -> AbstractContextManager[object]:
 
 
 def _values(ctx: Any) -> tuple[Tensor, ...]:
-    """What was saved, without the tangents that are given beside it."""
+    """The saved values, without the tangents that accompany them."""
     if not _is_nested():
         return ctx.saved_tensors
     return tuple(forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
 
 
 class _Sylvester(torch.autograd.Function):
-    """(H, B) → X with `HX + XH = B`, H symmetric and positive definite, B any number of right-hand sides."""
+    """(H, B) → X with `HX + XH = B`, H symmetric positive definite, for any number of right-hand sides B."""
 
     generate_vmap_rule = True
 
@@ -77,7 +77,7 @@ class _Sylvester(torch.autograd.Function):
     def forward(h: Tensor, b: Tensor) -> Tensor:  # (..., r, r), (..., k, r, r)
         values, vectors = torch.linalg.eigh(h)
         eps = torch.finfo(h.dtype).eps
-        # Keeps the gradient of rank-deficient matrices finite. A shift would do so at the cost of all small
+        # Keeps the gradient of rank-deficient matrices finite. A shift would do so, too, but change all small
         # eigenvalues.
         values = values.maximum(_FLOOR * eps * values[..., -1:].clamp_min(eps))
         vectors = vectors[..., None, :, :]
@@ -159,7 +159,7 @@ class _PolarForward(_Polar):
 
 @of_matrices(factorizes=False)
 def polar(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
-    """The orthogonal polar factor `(WWᵀ)^(-1/2) W`, of any scale: the nearest matrix with all singular values 1.
+    """The orthogonal polar factor `(WWᵀ)^(-1/2) W`, for any scale: the nearest matrix with all singular values 1.
 
     Stateless: a Gram bound `‖W‖² ≤ max_i Σ_j |WWᵀ|_ij` scales the input safely. Eleven minimax steps, two quintic and
     one cubic step leave singular values within 1e-6 of 1 in float32 and 1e-12 in float64, for condition numbers up to

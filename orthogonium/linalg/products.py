@@ -1,23 +1,23 @@
-"""Products of float32 matrices in float32, whatever torch has been allowed to make of them.
+"""Products of float32 matrices in float32, whatever torch is allowed to do with them.
 
 Note [Products]
 `torch.set_float32_matmul_precision("high")`, `allow_tf32` and `fp32_precision` let hardware round the factors of a
-product to 10 bits (TF32) or 7 bits (bfloat16). A matrix that was orthogonal to 1e-7 then is to 1e-3. So the arithmetic
-of constraints turns these settings off and puts them back, also after an exception:
+product to 10 bits (TF32) or 7 bits (bfloat16). A matrix that was orthogonal to 1e-7 is then orthogonal to 1e-3. So the
+arithmetic of constraints turns these settings off and restores them, even after an exception:
 
-- Where it runs as it is written, forward and backward each hold the settings while they run (`held`).
-- What is compiled, traced or transformed (`torch.func`) runs later, or inside of what cannot be held: there, while a
-  setting is on, it is computed in float64, which none of them touches. That takes twice the time on CPUs and the GPUs
-  of data centres, and longer on GPUs that are slow in float64; `freeze`, or the default setting, spares it.
+- In eager mode, forward and backward each hold the settings while they run (`held`).
+- Code that is compiled, traced or transformed (`torch.func`) runs later, or inside something that cannot be held:
+  there, while a setting is on, it is computed in float64, which none of them affects. That takes twice the time on CPUs
+  and data-centre GPUs, and longer on GPUs that are slow in float64; `freeze`, or the default setting, avoids it.
 
-Autocast reaches derivatives, too, where `backward` or `autograd.grad` is called inside of it. What is built under
-autocast holds it off in its derivatives as well. Not so what is built outside and derived inside, nor what `torch.func`
-derives inside: there, parts of a derivative are as exact as autocast makes them. Torch advises against all of these:
-end autocast with the forward pass.
+Autocast affects derivatives, too, if `backward` or `autograd.grad` is called inside it. What is built under autocast is
+protected from it in its derivatives as well. What is built outside and differentiated inside is not, nor is what
+`torch.func` differentiates inside: there, parts of a derivative are as exact as autocast makes them. Torch advises
+against all of these: end autocast with the forward pass.
 
-The settings are global, torch has none for a thread. Threads that build at the same time share one hold, which ends
-with the last of them; until then the products of all other threads are in full precision too, and a setting that
-another thread makes may be undone.
+The settings are global; torch has none per thread. Threads that build at the same time share one hold, which ends
+with the last of them; until then the products of all other threads are in full precision, too, and a setting made by
+another thread may be undone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-# What decides: a device looks at its own library only. Convolutions on accelerators are not part of constraints
-# (`kernels/algebra.py`), so that their setting, which allows TF32 by default, does not matter.
+# The settings that matter: a device only looks at its own library. Convolutions on accelerators are not part of
+# constraints (`kernels/algebra.py`), so their setting, which allows TF32 by default, does not matter.
 SETTINGS = (("cuda", "matmul"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
 FULL = ("ieee", "none")
 Undo: TypeAlias = Callable[[], object]
@@ -40,7 +40,7 @@ BY_LIBRARY = hasattr(torch._C, "_get_fp32_precision_getter")  # else there is on
 
 
 def _turn_off() -> list[Undo]:
-    """Ask for full precision; what undoes it."""
+    """Set full precision, and return what undoes it."""
     undo: list[Undo]
     if not BY_LIBRARY:
         undo = [partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())]
@@ -51,7 +51,7 @@ def _turn_off() -> list[Undo]:
     for library, operator in SETTINGS:
         found = read(library, operator)
         if found not in FULL:
-            # A setting that only follows that of its library is to follow it again.
+            # A setting that merely follows that of its library must follow it again.
             own = "none" if read(library, "all") == found else found
             write(library, operator, "ieee")
             undo.append(partial(write, library, operator, own))
@@ -83,16 +83,16 @@ def full_products() -> Iterator[None]:
 
 @contextmanager
 def full_arithmetic(x: Tensor) -> Iterator[None]:
-    """The same outside autocast, where `x` is: what derivatives of constraints are taken in."""
+    """The same, with autocast off on the device of `x`; derivatives of constraints are taken in it."""
     device = x.device.type
     with full_products(), torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         yield
 
 
 def held(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with full products, outside autocast, and so its derivatives of every order.
+    """`function` with full products, outside autocast, and likewise its derivatives of every order.
 
-    It returns a tensor, or a tuple of them.
+    It returns a tensor or a tuple of tensors.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ def held(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Held(torch.autograd.Function):
-    """`(function, *tensors)` → a tuple of tensors. It has a graph of its own, so that its backward can be held, too."""
+    """`(function, *tensors)` → a tuple of tensors. It has its own graph, so its backward can be held, too."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -132,7 +132,7 @@ class _Held(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the derivative is to be derived itself: a function of tensors and gradients
+        if torch.is_grad_enabled():  # the derivative will be differentiated: a function of tensors and gradients
             derivative = partial(_derivative_of, ctx.function, ctx.wanted)
             found = iter(_Held.apply(derivative, *tensors, *grads))
         else:
@@ -162,7 +162,7 @@ def _derivative(
     if not differentiable:
         return tuple(torch.zeros_like(t) for t in inputs)
     ys, gs = zip(*differentiable, strict=True)
-    # Retained, as the graph around may be.
+    # Retained, as the surrounding graph may be.
     return torch.autograd.grad(
         ys, inputs, gs, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
     )

@@ -2,13 +2,13 @@
 
 Both are sensitive to the scale of their input: beyond a norm of `MAX_NORM` rounding would dominate, and nothing is
 gained, as norm π (exponential) already reaches every rotation and the Cayley transform turns by 2·atan(‖A‖). So larger
-inputs are scaled down to that norm, and one cubic Newton–Schulz step removes what rounding left.
+inputs are scaled down to that norm, and one cubic Newton–Schulz step removes the remaining rounding errors.
 
 Note [Thin exponentials]
 The first r rows of exp(S), `S = [[A, B], [−Bᵀ, 0]]` with A of size r, turn within 2r directions, however many columns B
-has. With `N = [[I, 0], [0, Bᵀ]]` and `M = [[A, I], [−I, 0]]`, S is NMNᵀ, so that they are `[E₁₁, −E₂₁B]` for the blocks
-of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; and so for every polynomial. To multiply
-the second block of rows by any s, and that of columns by 1/s, changes nothing: s ≈ ‖B‖ makes both of one size.
+has. With `N = [[I, 0], [0, Bᵀ]]` and `M = [[A, I], [−I, 0]]`, S is NMNᵀ, so these rows are `[E₁₁, −E₂₁B]` for the
+blocks of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; likewise for every polynomial.
+Multiplying the second block of rows by any s, and that of columns by 1/s, changes nothing: s ≈ ‖B‖ balances them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _norm_bound(w: Tensor) -> Tensor:  # (..., 1, 1)
 
 
 def _norm_bound_of_skew(top: Tensor) -> Tensor:  # (..., r, c) → (..., 1, 1)
-    """The same of `[[A, B], [−Bᵀ, 0]]`, for its rows `[A, B]`."""
+    """The same for `[[A, B], [−Bᵀ, 0]]`, given its rows `[A, B]`."""
     row = top.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
     below = top[..., top.shape[-2] :].abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
     return torch.maximum(row, below).clamp_min(0.5)
@@ -44,7 +44,7 @@ def _norm_bound_of_skew(top: Tensor) -> Tensor:  # (..., r, c) → (..., 1, 1)
 
 def _bounded(w: Tensor, bound: float = MAX_NORM, norm_bound: Callable[[Tensor], Tensor] = _norm_bound) -> Tensor:
     """Scale down to a spectral norm of at most `bound`."""
-    # What is scaled down does not depend on it: a constant for the gradient. Squares of the norm may leave the range.
+    # What is scaled down does not depend on it: a constant for the gradient. Squares of the norm may overflow.
     largest = magnitude(w.detach())
     unit = w / largest
     norm = norm_bound(unit)
@@ -64,10 +64,10 @@ def _whole_exponential(a: Tensor, squarings: int = SQUARINGS) -> Tensor:
 
     `(I + Y)² = I + (2Y + Y²)`: without I in the squares, rounding is relative to Y, and doubling it eight times makes
     up for the division. Autograd differentiates these products step by step, to 1e-6 in float32. The derivative of
-    `torch.linalg.matrix_exp` is an exponential of a matrix that holds the gradient as well: a large gradient has it
-    squared many times more, to an error of 2e-4 (512×512), and its number of squarings makes accelerators wait.
+    `torch.linalg.matrix_exp` is an exponential of a matrix that contains the gradient as well: a large gradient causes
+    many more squarings, with an error of 2e-4 (512×512), and counting them makes the host wait for accelerators.
     """
-    terms = 5 if a.dtype == torch.float32 else 10  # what is cut off, (‖A‖/2⁸)ⁿ/(n + 1)! of the whole, is 4e-8 or 2e-17
+    terms = 5 if a.dtype == torch.float32 else 10  # truncation error, (‖A‖/2⁸)ⁿ/(n + 1)! of the whole: 4e-8 or 2e-17
     result = _series(a / 2**squarings, terms)
     for _ in range(squarings):
         result = 2 * result + result @ result
@@ -91,14 +91,14 @@ def _thin_exponential(w: Tensor, terms: int | None) -> Tensor:  # (..., r, c), 2
 
 @of_matrices(factorizes=False)
 def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, columns) → the same shape
-    """`exp(A)`, A = W − Wᵀ (W embedded in a square of the larger size), cut to the shape of W.
+    """`exp(A)`, A = W − Wᵀ (W embedded in a square of the larger size), cropped to the shape of W.
 
     Orthogonal to 2e-6 in float32 and 1e-14 in float64 for every finite input; every rotation is reached.
 
     Args:
         w: matrices.
-        terms: cut the series after `A^terms / terms!` with ‖A‖ scaled to at most 1 (rotations of at most 1 rad). The
-            final cubic step makes the result orthogonal to about 1e-6 for 5 terms or more, and non-expansive for any.
+        terms: truncate the series after `A^terms / terms!`, with ‖A‖ scaled to at most 1 (rotations of at most 1 rad).
+            The final cubic step makes the result orthogonal to about 1e-6 for 5 terms or more, and never expansive.
 
     >>> torch.testing.assert_close(exponential(torch.zeros(2, 3)), torch.eye(2, 3))
     """
@@ -116,9 +116,9 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
 
 
 def _inverse(a: Tensor) -> Tensor:
-    """`a⁻¹`, whose derivatives torch has right to all orders, unlike those of `linalg.solve` taken forwards.
+    """`a⁻¹`, whose derivatives are correct to all orders in torch, unlike forward derivatives of `linalg.solve`.
 
-    CPU batches go one by one: the batched LU factorization of torch fails there with several threads (n > 150).
+    CPU batches go one by one: torch's batched LU factorization fails there with several threads (n > 150).
     """
     if a.device.type != "cpu" or a.dim() == 2 or a.shape[-1] <= 128:
         return torch.linalg.inv(a)
@@ -146,7 +146,7 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
 
 
 class BatchedExponentialOrthogonalization(ShapedMap):
-    """Module form of `exponential`; `niters` is its number of terms, None (the default) the whole exponential."""
+    """Module form of `exponential`; `niters` is the number of terms, or None (the default) for the full exponential."""
 
     batched = True
 
@@ -157,7 +157,7 @@ class BatchedExponentialOrthogonalization(ShapedMap):
         self.niters = niters
 
     def forward(self, w: Tensor) -> Tensor:
-        """The exponentials, cut to the shape of the matrices."""
+        """The exponentials, cropped to the shape of the matrices."""
         return exponential(w, self.niters)
 
     def extra_repr(self) -> str:

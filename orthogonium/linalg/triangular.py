@@ -10,34 +10,34 @@ Tall matrices are transposed: their columns are orthonormalized.
 Note [Shifted Cholesky]
 Cholesky of the Gram matrix squares the condition number κ: one pass leaves an error of about κ²·eps and may break down.
 A shift of a few eps·‖XXᵀ‖ prevents the breakdown and divides κ by up to 1/√(8 eps) (1e3 in float32). So two passes
-serve κ ≤ 5e3 (2e7 in float64) and three serve κ ≤ 1e6. The shift keeps rank-deficient input finite (lost directions
-come out as zero), and what it takes from the other directions is given back in the later passes.
+suffice for κ ≤ 5e3 (2e7 in float64) and three for κ ≤ 1e6. The shift keeps rank-deficient input finite (lost directions
+come out as zero), and what it takes from the other directions is restored by the later passes.
 
 Note [Passes]
-On CPUs, what a pass leaves is measured. Without a shift one is enough for κ ≤ 6 or so, which is what training makes of
-most matrices that are not square (of the CIFAR-10 network that comes with the library: of all but one). A second one is
-exact to a few eps if the first left 4e-3 at most. However orthonormal W is, it is off by κ·eps/10 from the factor of X,
-and so are gradients. Hence what needs more in float32 starts again in float64. There more means shifted passes, up to
-four. No singular value exceeds 1 after the first of them, so that `r − trace(XXᵀ)` bounds what is missing of the
-smallest one: where it is below ½ at the beginning of a pass, that pass is the last one. If four were not enough, it
-warns. To look at values would make an accelerator wait: there, and where there are no values, it is always three
-shifted passes, in the precision of X.
+On CPUs, the error left by a pass is measured. Without a shift one pass is enough for κ ≤ 6 or so, which training gives
+for most non-square matrices (for all but one of the CIFAR-10 network that comes with the library). A second one is
+exact to a few eps if the first left at most 4e-3. However orthonormal W is, it is off by κ·eps/10 from the factor of X,
+and so are gradients. Hence matrices that need more in float32 start again in float64. There, more means shifted passes,
+up to four. No singular value exceeds 1 after the first of them, so `r − trace(XXᵀ)` bounds what the smallest one lacks:
+if it is below ½ at the beginning of a pass, that pass is the last one. If four were not enough, a warning is issued.
+Reading values would make the host wait for an accelerator: there, and where there are no values, there are always
+three shifted passes, in the precision of X.
 
 Note [What a pass leaves]
 `E = WWᵀ − I` itself costs as much as half a pass. Its norm is estimated by two steps of the power method from eight
-random vectors: `‖E²v‖ / ‖Ev‖`, two thirds of ‖E‖ for what rounding leaves, and a fifth of it at worst (one direction
-that is far off among thousands). So with 16 eps, singular values are off by 1e-6, and by less than 1e-5 at worst, in
+random vectors: `‖E²v‖ / ‖Ev‖`, two thirds of ‖E‖ for rounding errors, and a fifth of it at worst (one direction that
+is far off among thousands). So with 16 eps, singular values are off by 1e-6, and by less than 1e-5 at worst, in
 float32.
 
 Note [Preconditioning]
-Gram–Schmidt does not notice if X is multiplied by a lower triangular matrix with positive diagonal. So for derivatives
-of any order L may be taken off first, as a constant, which leaves a nearly orthonormal matrix: one Cholesky
-factorization, of a matrix near I.
+Gram–Schmidt is invariant under multiplication of X by a lower triangular matrix with positive diagonal. So for
+derivatives of any order, L may be divided out first, as a constant, which leaves a nearly orthonormal matrix: one
+Cholesky factorization, of a matrix near I.
 
 Note [Layouts]
 A quarter of the time of a build is triangular solves. LAPACK is fastest from the right, on tall right-hand sides stored
 by columns (`Xᵀ` for the row-major X) and with a triangle stored by columns, too: forward that is the upper factor as
-Cholesky gives it, backward the transpose of a copy by rows. Otherwise it takes up to 2.4 times as long.
+Cholesky returns it, backward the transpose of a row-major copy. Otherwise it takes up to 2.4 times as long.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def _cholesky_rows(x: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:  # (b, r, 
 def _passes(x: Tensor) -> Factorization:
     """Orthonormal rows by as many passes as it takes. Note [Passes].
 
-    What was ill-conditioned in float32 comes back in float64.
+    The result for matrices that are ill-conditioned in float32 is in float64.
     """
     if not may_look(x):
         return _shifted_passes(x, _BLIND_PASSES)
     w, upper = _cholesky_rows(x, torch.bmm(x, x.mT))
     left = _deviation(w)
-    if not left <= _LITTLE:  # also where it is NaN: the Gram matrix overflows, or is not positive
+    if not left <= _LITTLE:  # also if it is NaN: the Gram matrix overflows, or is not positive
         return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
     if left > ENOUGH * torch.finfo(x.dtype).eps:
         w, factor = _cholesky_rows(w, torch.bmm(w, w.mT))
@@ -91,7 +91,7 @@ def _passes(x: Tensor) -> Factorization:
 
 
 def _deviation(w: Tensor) -> float:  # (b, r, c)
-    """About ‖WWᵀ − I‖, of the worst of the matrices. Note [What a pass leaves]."""
+    """About ‖WWᵀ − I‖ for the worst of the matrices. Note [What a pass leaves]."""
     return power_steps(lambda v: torch.bmm(torch.bmm(v, w), w.mT), w)
 
 
@@ -113,7 +113,7 @@ def _probes(rank: int, dtype: torch.dtype) -> Tensor:
 
 
 def _shifted_passes(x: Tensor, most: int) -> Factorization:
-    """The same by shifted passes, all of them blindly, or until nothing is missing. Note [Shifted Cholesky]."""
+    """The same by shifted passes: all of them if blind, else until nothing is missing. Note [Shifted Cholesky]."""
     eps, rank = torch.finfo(x.dtype).eps, x.shape[1]
     scale = magnitude(x)
     x = x / scale
@@ -183,7 +183,7 @@ class _GramSchmidt(HandWritten):
         grad_x = torch.linalg.solve_triangular(lower, rest.mT, upper=False, left=False).mT
         for s in scale:
             grad_x = grad_x / s
-        if grad_x.dtype != grad.dtype:  # of rank-deficient input it may exceed all numbers of the smaller range
+        if grad_x.dtype != grad.dtype:  # for rank-deficient input it may overflow the smaller range
             limit = torch.finfo(grad.dtype).max
             grad_x = grad_x.clamp(-limit, limit)
         return grad_x.to(grad.dtype).reshape(grad.shape), None
@@ -196,7 +196,7 @@ class _GramSchmidt(HandWritten):
         flat = flat.to(w.dtype) if scale is None else flat.to(w.dtype) / scale
         y = torch.linalg.solve_triangular(upper, flat.mT, upper=True, left=False).mT
         y, _ = _cholesky_rows(y, _shifted_gram(y))
-        # The derivatives of y, the value of the algorithm.
+        # The derivatives are those of y, the value is that of the algorithm.
         return (w + (y - y.detach())).to(x.dtype).reshape(x.shape)
 
 
@@ -205,13 +205,13 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     """Orthonormalize the columns (the rows of a wide matrix) in order, by Cholesky factorizations of the Gram matrix.
 
     The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 1e-6 of 1
-    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no result: lost
-    directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, which would have
-    to be waited for).
+    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no valid result: lost
+    directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, where the check
+    would make the host wait).
 
     Args:
-        w: matrices, any scale.
-        stable: as many passes as it takes. With False, one pass: an error of about κ²·eps for condition
+        w: matrices of any scale.
+        stable: whether to take as many passes as necessary. If False, one pass: an error of about κ²·eps for condition
             number κ.
 
     >>> w = cholesky(torch.randn(4, 3, 5, dtype=torch.float64))
@@ -220,7 +220,7 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     """
     tall = w.shape[-2] >= w.shape[-1]
     rows = evaluate(_GramSchmidt, w.mT if tall else w, _passes if stable else _ONE_PASS)
-    if not stable:  # else the passes warn themselves
+    if not stable:  # otherwise the passes warn themselves
         warn_if_deficient(rows, "cholesky")
     return rows.mT if tall else rows
 
@@ -230,7 +230,7 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """Gram–Schmidt orthonormalization of the columns (the rows of a wide matrix), by Householder reflections.
 
     This is the factor of the unique QR decomposition with positive diagonal, the result of modified Gram–Schmidt. It is
-    orthogonal to rounding error for *every* input; where columns depend on each other (e.g. zero input) the completion
+    orthogonal to rounding error for *every* input; if columns are linearly dependent (e.g. zero input), the completion
     is one of many and the gradient is finite but large.
 
     >>> bool((qr(torch.zeros(2, 3)) @ qr(torch.zeros(2, 3)).mT == torch.eye(2)).all())
@@ -254,7 +254,7 @@ class BatchedCholeskyOrthogonalization(ShapedMap):
         self.stable = stable
 
     def forward(self, w: Tensor) -> Tensor:
-        """What Gram–Schmidt makes of the matrices, by Cholesky."""
+        """Gram–Schmidt orthonormalization of the matrices, by Cholesky."""
         return cholesky(w, self.stable)
 
     def extra_repr(self) -> str:
@@ -268,5 +268,5 @@ class BatchedQROrthogonalization(ShapedMap):
     batched = True
 
     def forward(self, w: Tensor) -> Tensor:
-        """What Gram–Schmidt makes of the matrices, by reflections."""
+        """Gram–Schmidt orthonormalization of the matrices, by reflections."""
         return qr(w)

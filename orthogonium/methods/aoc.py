@@ -1,16 +1,16 @@
-"""Adaptive orthogonal convolution: the orthogonal kernel of any geometry that has one.
+"""Adaptive orthogonal convolution: an orthogonal kernel for every geometry that has one.
 
 Boissin, Mamalet, Fel, Picard, Massena, Serrurier (2025), "An adaptive orthogonal convolution scheme for efficient and
 flexible CNN architectures". `K = RKO ⊛ BCOP` (Note [Construction] of `kernels/geometry.py`). The factors of BCOP are
-applied to the thinner side: to the RKO kernel itself where its rows are orthonormal, to the first columns of a
+applied to the thinner side: to the RKO kernel itself if its rows are orthonormal, to the first columns of a
 rotation otherwise.
 
 Note [In turn]
-A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which strides) to its
-images one after the other: the same function, but for rounding. For a square 3×3 kernel that takes 10 c² flops for each
-pixel instead of 18 c², and no kernel is built, which saves about 65 c³ flops of a training step. The images in between
-take memory, though: it is worth it while there are not many more pixels than channels. A weight that is kept (in eval)
-is better: one convolution has less overhead than many thin products.
+A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which has the stride) to
+its images one after another: the same function, up to rounding. For a square 3×3 kernel this takes 10 c² flops per
+pixel instead of 18 c², and no kernel is built, which saves about 65 c³ flops of a training step. But the intermediate
+images take memory: it only pays while there are not many more pixels than channels. A weight that is kept (in eval) is
+better: one convolution has less overhead than many thin products.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orthogonium.methods.rko import polar_factor, polar_raw
 class OrthogonalKernel(ConvKernel):
     """AOC kernel of a geometry. Raw parameters: the bases of BCOP `(g, N, ⌊c/2⌋, c)`, the RKO matrix, or both.
 
-    The bases only matter through their span: any orthonormal basis of it gives the same kernel.
+    Only the spans of the bases matter: any orthonormal basis of a span gives the same kernel.
     """
 
     smallest = 1.0
@@ -46,9 +46,9 @@ class OrthogonalKernel(ConvKernel):
         ci, co = geometry.group_in, geometry.group_out
         self.rows = plan.orthonormal == "rows"
         self.has_rko = plan.method != "bcop"
-        # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is none.
+        # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is no BCOP.
         self.rotate = plan.method == "bcop" or (plan.method == "rko ⊛ bcop" and not self.rows)
-        # BCOP multiplies the kernel from the left: its adjoint, where rows are to be orthonormal or there are fewer of
+        # BCOP multiplies the kernel from the left, or its adjoint, if rows are to be orthonormal or there are fewer of
         # them.
         self.on_adjoint = self.rows if self.has_rko else co < ci
         # Side of the projectors, and the other side of the kernel they are applied to.
@@ -60,14 +60,14 @@ class OrthogonalKernel(ConvKernel):
         if self.has_rko:
             self.orthogonalize = ortho_params.build(self.raw_shapes[-1])
         self.trainable = any(math.prod(shape) for shape in self.raw_shapes)  # one channel per group may leave none
-        # Note [In turn]. A rotation to at least as many channels comes first; then the order of all factors is
+        # Note [In turn]. A rotation to at least as many channels is applied first; then the order of all factors is
         # reversed.
         self.dense_first = not self.has_rko and co >= ci
         self.factor_count = self._count_factors()
 
     @property
     def raw_shapes(self) -> list[tuple[int, ...]]:
-        """Those of the bases and of the RKO matrix, where there are any."""
+        """Shapes of the bases and of the RKO matrix, if there are any."""
         g, plan = self.geometry, self.plan
         bases = (g.groups, self.base_count, self.channels // 2, self.channels)
         matrix = (g.groups, g.group_out, plan.inner_channels * math.prod(plan.rko_size))
@@ -79,11 +79,11 @@ class OrthogonalKernel(ConvKernel):
 
     @property
     def projects(self) -> bool:  # type: ignore[override]
-        """Whether the kernel is one orthogonal matrix, to which any can be brought."""
+        """Whether the kernel is a single orthogonal matrix, onto which any weight can be projected."""
         return set(self.plan.bcop_size) <= {1}
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The RKO matrix, the rotation closest to a square one, or the factors: Note [Peeling], Note [Two stages]."""
+        """The RKO matrix, the rotation closest to a matrix, or the factors: Note [Peeling], Note [Two stages]."""
         g, plan = self.geometry, self.plan
         if plan.method == "rko":
             return (weight.reshape(self.raw_shapes[-1]),)
@@ -97,7 +97,7 @@ class OrthogonalKernel(ConvKernel):
         return tuple(raw.to(weight.dtype) for raw in (bases, *matrix))
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """Of one matrix the polar factor, or the closest rotation."""
+        """For a single matrix, the polar factor or the closest rotation."""
         if not self.projects:
             return None
         if self.plan.method == "rko":
@@ -107,7 +107,7 @@ class OrthogonalKernel(ConvKernel):
         return bases if torch.allclose(kept.mT @ kept, bases[0].mT @ bases[0], rtol=0, atol=1e-5) else None
 
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """What peeling makes of the kernel: exact for kernels of the set, and roughly right for others."""
+        """What peeling gives for the kernel: exact for kernels of the set, and roughly right for others."""
         return self.invert(weight.double())
 
     def _two_stages(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ class OrthogonalKernel(ConvKernel):
         return self.orthogonalize(raw).reshape(shape)
 
     def _count_factors(self) -> int:
-        """Number of factors of BCOP, if to apply them in turn takes fewer flops than the kernel; else 0."""
+        """Number of factors of BCOP if applying them in turn takes fewer flops than the kernel, otherwise 0."""
         geometry, tile = self.geometry, self.plan.rko_size
         one_dense = not (self.has_rko and self.rotate)
         if not one_dense or tile != geometry.stride or (self.has_rko and set(geometry.dilation) != {1}):

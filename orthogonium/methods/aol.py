@@ -1,14 +1,14 @@
-"""Almost-orthogonal layers: a kernel rescaled by channel until its norm is at most 1, in several steps.
+"""Almost-orthogonal layers: a kernel whose channels are rescaled so its norm is at most 1, in several steps.
 
 Prach, Lampert (2022), "Almost-orthogonal layers for efficient general-purpose Lipschitz networks"; the steps after the
 first follow Delattre et al. (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram iteration"
 (Note [Dominating diagonal] of `kernels/dominance.py`).
 
 Note [Kinks]
-Layers start next to orthogonal kernels, whose Gram kernel is zero but for its diagonal: next to the kinks of |G|. There
-the gradient is made of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign of a thousand
+Layers start close to orthogonal kernels, whose Gram kernel vanishes off its diagonal: close to the kinks of |G|. There
+the gradient consists of signs of sums that cancel to 1e-5 of their terms, where float32 gets one sign in a thousand
 wrong, and the gradient by 1e-2. So CPUs compute the diagonal in float64. Accelerators, where that may take 64 times as
-long, do not: their gradient is a subgradient at a kernel next to this one, as close as rounding.
+long, do not: their gradient is a subgradient at a nearby kernel, which differs only by rounding.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from orthogonium.methods.kernel import ConvKernel, Device
 
 
 def central_tap(g: ConvGeometry, device: Device, dtype: torch.dtype) -> Tensor:  # (out, in/g, *k)
-    """An orthogonal tap in the middle and a little noise, which gives each gradient a direction."""
+    """An orthogonal tap in the middle plus a little noise, which gives each gradient a direction."""
     e = g.effective_stride
     wide = torch.promote_types(dtype, torch.float32)
     tap = random_orthogonal((g.groups, g.group_out, g.group_in * math.prod(e)), device, wide)
     kernel = torch.randn(g.groups, g.group_out, g.group_in, *g.kernel_size, device=device, dtype=wide)
-    # Small in the sum over channels and taps, which is what bounds see.
+    # Small when summed over channels and taps, which is what enters the bounds.
     kernel *= 0.02 / (max(g.group_out, g.group_in) * math.prod(g.kernel_size))
     middle = kernel
     for axis, (k, f) in enumerate(zip(g.kernel_size, e, strict=True)):
@@ -45,8 +45,8 @@ class AlmostOrthogonalKernel(ConvKernel):
     """AOL kernel of a geometry. Raw parameters: a kernel of the weight's shape, and the logarithms q of the weights.
 
     Scales the side with fewer channels, where the Gram matrix is smaller and its rows are closer to orthogonal: output
-    channels if `out ≤ in·∏e`, otherwise input channels by phase (e as in Note [Stride] of `kernels/phases.py`). Each
-    group of one channel has nothing to weigh, and no q.
+    channels if `out ≤ in·∏e`, otherwise input channels by phase (e as in Note [Stride] of `kernels/phases.py`). Groups
+    of one channel have nothing to weight, and so no q.
     """
 
     projects = True
@@ -79,7 +79,7 @@ class AlmostOrthogonalKernel(ConvKernel):
         """The multiple of the kernel that is in the set."""
         return self.invert(weight)
 
-    def _scaled_side(self, kernel: Tensor) -> Tensor:  # (g, out, in, *k) → (g, m, n, *k'), of which m is scaled
+    def _scaled_side(self, kernel: Tensor) -> Tensor:  # (g, out, in, *k) → (g, m, n, *k'), where m is scaled
         e = self.geometry.effective_stride
         stacked = stack_phases(kernel, e) if max(e, default=1) > 1 else kernel
         return stacked if self.rows else stacked.transpose(1, 2)
@@ -92,7 +92,7 @@ class AlmostOrthogonalKernel(ConvKernel):
         wide = torch.float64 if raw[0].device.type == "cpu" else dtype  # Note [Kinks]
         grouped = raw[0].unflatten(0, (g.groups, -1))
         largest = grouped.detach().flatten(1).abs().amax(1).view(-1, *[1] * (grouped.dim() - 1))
-        # The result does not depend on the scale of a group: a constant for the gradient that keeps squares in range.
+        # The result does not depend on the scale of a group, so this constant for the gradient keeps squares in range.
         precise = grouped.to(wide) / torch.where(largest > 0, largest, torch.ones_like(largest))
         weights = positive_weights(raw[1].to(wide)) if len(raw) > 1 else None
         t = group_gram_diagonal(self._scaled_side(precise), weights, self.niter, dtype)

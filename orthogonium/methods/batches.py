@@ -1,13 +1,13 @@
-"""Several kernels of one kind at once.
+"""Building several kernels of one kind at once.
 
 Note [Batches]
-Constructions are batched over groups, which do not depend on each other. So n kernels of one geometry are the groups of
-one kernel with n times the groups: `group_axes` says which axis of each raw parameter counts groups (the last entry is
-that of all parameters that follow), and results count them on the first one. Kernels of matrices have no groups, and
+Constructions are batched over groups, which are independent. So n kernels of one geometry are the groups of
+one kernel with n times the groups: `group_axes` says which axis of each raw parameter counts groups (the last entry
+applies to all parameters that follow); results count them on the first axis. Kernels of matrices have no groups, and
 build stacks of matrices as they are: their `group_axes` are empty.
 
-What is not known to treat groups apart is built one by one: kernels without `group_axes`, orthogonalizers that are not
-`batched`, and whatever has hooks.
+Anything not known to treat groups separately is built one by one: kernels without `group_axes`, orthogonalizers that
+are not `batched`, and whatever has hooks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.methods.kernel import Kernel
 
 _ALONE = object()
-_kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # of what has no hooks; sizes and options stay
+_kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # without hooks; sizes and options do not change
 
 
 def kind(kernel: Kernel) -> Hashable | None:
-    """What kernels that may be built at once have in common: type, sizes, options. None for one that is built alone."""
+    """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
     if "build" in vars(kernel) or _hooks(kernel):
         return None
     if kernel not in _kinds:
@@ -41,7 +41,7 @@ _numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to comp
 
 
 def _hooks(part: nn.Module) -> bool:
-    """Whether it has hooks, or what it consists of."""
+    """Whether the module or one of its parts has hooks."""
     if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
         return True
     return any(_hooks(inner) for inner in part._modules.values() if inner is not None)
@@ -58,7 +58,7 @@ def _describe(part: nn.Module) -> Hashable:
 
 
 def direct_sum(kernel: Kernel, count: int) -> Kernel:
-    """`count` such kernels as one with so many times the groups; it shares their orthogonalizers."""
+    """`count` such kernels as one kernel with `count` times the groups; it shares their orthogonalizers."""
     total = copy.copy(kernel)
     total._modules = {
         name: direct_sum(part, count) if isinstance(part, Kernel) else part for name, part in kernel._modules.items()
@@ -72,7 +72,7 @@ def direct_sum(kernel: Kernel, count: int) -> Kernel:
 
 
 def build_stacked(kernel: Kernel, *raw: Tensor) -> Tensor | tuple[Tensor, ...]:  # (n, …) each → (n, …) each
-    """What `kernel.build` makes of each of n sets of raw parameters, in one go. Note [Batches]."""
+    """What `kernel.build` makes of each of n sets of raw parameters, at once. Note [Batches]."""
     if not kernel.group_axes:
         return kernel.build(*raw)
     count, axes = raw[0].shape[0], kernel.group_axes + kernel.group_axes[-1:] * len(raw)

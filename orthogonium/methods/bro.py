@@ -1,15 +1,15 @@
 """Block reflectors at each frequency of the image.
 
 Lai et al. (2025), "Enhancing certified robustness via block reflector orthogonal layers and logit annealing loss":
-`I − 2V(VᴴV)⁻¹Vᴴ` for V with r columns, which needs no iteration. It reflects the range of V, so that it is its own
-inverse; with `r = c` it would be −I, whatever V is. Where inputs and outputs differ in number, the rows or columns of
-the larger square are cut. Here the range is given an orthonormal basis by QR, which is exact for every V.
+`I − 2V(VᴴV)⁻¹Vᴴ` for V with r columns, which needs no iteration. It reflects the range of V, so it is its own inverse;
+with `r = c` it would be −I, whatever V is. If inputs and outputs differ in number, rows or columns of the larger square
+are dropped. Here QR gives the range an orthonormal basis, which is exact for every V.
 
 Note [Lost rank]
-Where columns of V depend on each other, QR fills up the basis with directions that rounding decides. Those of a real
+If columns of V are linearly dependent, QR fills up the basis with directions decided by rounding. Those of a real
 form need not come in pairs, v and iv, and those at frequencies ω and −ω need not be conjugate: what is left of such a
-reflector in a real kernel would expand. So if a real form is none of a complex matrix, or cannot be looked at, values
-come from complex QR at one of each two frequencies. Derivatives come from the real form, where they are finite.
+reflector in a real kernel would expand. So if the result is not the real form of a complex matrix, or cannot be read,
+values come from complex QR at one of each two frequencies. Derivatives come from the real form, where they are finite.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def complex_reflectors(
 
 
 class BlockReflectorKernel(CircleKernel):
-    """Raw parameter: taps of V behind the stride, `(g·c, r, *⌈k/s⌉)` with `c = max(out, in·∏s)` channels of a group."""
+    """Raw parameter: taps of V after the stride, `(g·c, r, *⌈k/s⌉)` with `c = max(out, in·∏s)` channels of a group."""
 
     group_axes = (0,)
 
@@ -73,7 +73,7 @@ class BlockReflectorKernel(CircleKernel):
         self.rank = self.channels // 2 if rank is None else rank
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
-        """Orthonormal columns in the middle and a little noise."""
+        """Orthonormal columns in the middle plus a little noise."""
         g = self.geometry
         return central_tap(
             ConvGeometry.of(g.dims, g.groups * self.rank, g.groups * self.channels, coarse_size(g), groups=g.groups),

@@ -2,7 +2,7 @@
 
 Trockman, Kolter (2021), "Orthogonalizing convolutional layers with the Cayley transform". The transform of `W = [U; V]`
 with `A = U − Uᴴ + VᴴV` is `[(I − A)(I + A)⁻¹; −2V(I + A)⁻¹]`; wide matrices are transposed first. It depends on the
-scale of W, which is a parameter of its own: `α·W/‖W‖`. Eigenvalues −1 are approached, not reached.
+scale of W, which is a separate parameter: `α·W/‖W‖`. Eigenvalues −1 are approached, not reached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CayleyKernel(CircleKernel):
     group_axes = (0,)
 
     def initial(self, device: Device, dtype: torch.dtype) -> Raw:
-        """Uniform taps as those of `nn.Conv2d`, and their norms."""
+        """Uniform taps as in `nn.Conv2d`, and their norms."""
         g = self.geometry
         wide = torch.promote_types(dtype, torch.float32)
         bound = 1 / math.sqrt(g.group_in * math.prod(g.kernel_size))

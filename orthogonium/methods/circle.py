@@ -1,13 +1,13 @@
 """Kernels that are made orthogonal at each frequency of the image: what Cayley, LOT, BRO and ECO share.
 
 Note [Image sizes]
-Their kernel has as many taps as the image has pixels (Note [Circles] of `kernels/circle.py`), and another value for
+Their kernel has as many taps as the image has pixels (Note [Circles] of `kernels/circle.py`), and a different value for
 each image size: the raw parameters are a few taps, whose symbol `V(ω)` is known for every frequency ω, and the symbol
-of the kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that images of this size have. A size that
-divides another has frequencies of the larger one: on its circle, the larger kernel wraps around to the smaller.
+of the kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that images of this size have. The frequencies
+of a size that divides another are among those of the larger: on its circle, the larger kernel wraps to the smaller.
 
 So images of any size are convolved with a kernel that is orthogonal for them. `grid` is the number of pixels on each
-axis behind the stride for which `build` builds; `build_on` builds for another one.
+axis, after the stride, for which `build` builds; `build_on` builds for another grid.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ Grid = tuple[int, ...]
 
 
 def left_of(sizes: Grid, strides: Grid) -> Grid:
-    """Pixels in front of the image that "same" padding adds for a kernel of this size."""
+    """Pixels that "same" padding adds in front of the image for a kernel of this size."""
     return tuple(max(k - s, 0) // 2 for k, s in zip(sizes, strides, strict=True))
 
 
 def coarse_size(geometry: ConvGeometry) -> Grid:
-    """Pixels behind the stride that hold all taps, `⌈k/s⌉`."""
+    """Number of pixels, after the stride, that hold all taps: `⌈k/s⌉`."""
     return tuple(-(-k // s) for k, s in zip(geometry.kernel_size, geometry.stride, strict=True))
 
 
 def symbol(kernel: Tensor, grid: Grid, strides: Grid) -> Tensor:  # (g, out, in, *k) → (*half of grid, g, out, in·∏s)
-    """The symbol of taps that lie where "same" padding has them."""
+    """The symbol of taps that lie where "same" padding places them."""
     sizes = tuple(m * s for m, s in zip(grid, strides, strict=True))
     taps = wrap_taps(kernel, left_of(tuple(kernel.shape[3:]), strides), sizes)
     return to_frequencies(stack_phases(taps, strides), len(grid))
 
 
 class CircleKernel(ConvKernel):
-    """Base: the kernel with the symbol that `unitary` makes of raw parameters. Note [Image sizes].
+    """Base class: the kernel with the symbol that `unitary` makes of raw parameters. Note [Image sizes].
 
-    Channels count for each group; those of a strided kernel are `in·∏s` columns, one for each phase. `ahead` is how
-    many pixels further to the left than with "same" padding the windows begin.
+    Channels are counted per group; a strided kernel has `in·∏s` columns, one for each phase of a channel. The windows
+    begin `ahead` pixels further to the left than with "same" padding.
     """
 
     smallest = 1.0
@@ -63,12 +63,12 @@ class CircleKernel(ConvKernel):
 
     @property
     def weight_geometry(self) -> ConvGeometry:
-        """With a kernel as large as the image."""
+        """The geometry with a kernel as large as the image."""
         sizes = tuple(m * s for m, s in zip(self.grid, self.geometry.stride, strict=True))
         return replace(self.geometry, kernel_size=sizes)
 
     def at(self, grid: Grid) -> CircleKernel:
-        """The same for images of another size."""
+        """The same kernel for images of another size."""
         other = copy.copy(self)
         other.grid = grid
         return other
@@ -96,7 +96,7 @@ class CircleKernel(ConvKernel):
 
 
 def unit_taps(raw: Tensor, groups: int) -> Tensor:  # (g·m, n, *k) → (g, m, n, *k)
-    """Each group divided by its largest entry, a constant for the gradient: for functions that ignore the scale."""
+    """Each group divided by its largest entry, a constant for the gradient; for functions that ignore the scale."""
     x = raw.unflatten(0, (groups, -1))
     largest = x.detach().abs().amax(tuple(range(1, x.dim())), keepdim=True)
     return x / torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -1,4 +1,4 @@
-"""CPL kernels: `U = W/β` with a certified bound `β ≥ ‖W‖²`, the step of a descent on a convex potential.
+"""CPL kernels: `U = W/β` with a certified bound `β ≥ ‖W‖²`, for a step of descent on a convex potential.
 
 Meunier, Delattre, Araujo, Allauzen (2022), "A dynamical system perspective for Lipschitz neural networks". The paper
 estimates ‖W‖ by power iteration, from below and for one image size; here it is bounded from above, without state
@@ -20,7 +20,7 @@ from orthogonium.methods.sll import ResidualKernels, divide, split_scale
 
 
 class PotentialKernels(ResidualKernels):
-    """Raw parameter: the kernel W `(inner, channels/g, *k)`. Each group has a bound of its own."""
+    """Raw parameter: the kernel W `(inner, channels/g, *k)`. Each group has its own bound."""
 
     group_axes = (0,)
 

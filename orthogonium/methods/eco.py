@@ -2,13 +2,13 @@
 
 Yu, Li, Cai, Zhu, Chen (2022), "Constructing orthogonal convolutions in an explicit manner". A kernel with κ taps on
 each axis is orthogonal on a circle of κ pixels if its symbol is unitary at the κ frequencies there. On an image of m
-pixels, `d = m/κ`, its taps are set d pixels apart (dilation), so that the image falls apart into circles of κ pixels.
-So κ must divide m. The paper has κ = k, the kernel size; here κ is the smallest divisor of m that is not below k (m
-itself, if that is smaller), which serves every image: 3 on 9 pixels, 4 on 8.
+pixels, its taps are placed `d = m/κ` pixels apart (dilation), which splits the image into circles of κ pixels. So κ
+must divide m. The paper has κ = k, the kernel size; here κ is the smallest divisor of m that is at least k (m itself,
+if that is smaller), which serves every image: 3 on 9 pixels, 4 on 8.
 
-With stride s, m counts the pixels behind it, and `⌈k/s⌉` takes the place of k. The cost does not grow with the image,
-if that has small divisors; the taps move apart with it. Unitary matrices are exponentials `exp(M − Mᴴ)`, cut to the
-shape that is needed.
+With stride s, m counts the pixels after the stride, and `⌈k/s⌉` takes the place of k. The cost does not grow with the
+image if its size has small divisors; the taps move apart instead. Unitary matrices are exponentials `exp(M − Mᴴ)`,
+truncated to the required shape.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orthogonium.methods.kernel import Device
 
 
 class ExplicitKernel(CircleKernel):
-    """Raw parameter: taps of M behind the stride, `(g·c, c, *⌈k/s⌉)` with `c = max(out, in·∏s)` channels of a group."""
+    """Raw parameter: taps of M after the stride, `(g·c, c, *⌈k/s⌉)` with `c = max(out, in·∏s)` channels of a group."""
 
     group_axes = (0,)
 
@@ -47,13 +47,13 @@ class ExplicitKernel(CircleKernel):
         )
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
-        """At the frequencies of the small circle, `grid`."""
+        """The symbol at the frequencies of the small circle, `grid`."""
         g = self.geometry
         m = symbol(raw[0].unflatten(0, (g.groups, -1)), grid, (1,) * g.dims)
         return on_complex(exponential, m)[..., : g.group_out, : self.columns]
 
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:
-        """Those of the small circle, spread over the image."""
+        """The taps of the small circle, spread over the image."""
         circle = tuple(map(divisor_from, grid, coarse_size(self.geometry)))
         x = from_frequencies(self.unitary(circle, *raw), circle)
         for axis, (m, n) in enumerate(zip(grid, circle, strict=True), -len(grid)):
@@ -62,7 +62,7 @@ class ExplicitKernel(CircleKernel):
 
 
 def divisor_from(m: int, least: int) -> int:
-    """The smallest divisor of m that is at least this; m itself if there is none.
+    """The smallest divisor of m that is at least `least`; m itself if there is none.
 
     >>> [divisor_from(m, 3) for m in (9, 8, 7, 2)]
     [3, 4, 7, 2]
@@ -71,7 +71,7 @@ def divisor_from(m: int, least: int) -> int:
 
 
 def _spread(x: Tensor, axis: int, distance: int) -> Tensor:
-    """Zeros behind each entry along an axis: `n` entries become `n·distance`."""
+    """Insert zeros after each entry along an axis: `n` entries become `n·distance`."""
     if distance == 1:
         return x
     x = x.movedim(axis, -1)

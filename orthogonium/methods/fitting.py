@@ -1,16 +1,16 @@
-"""Raw parameters found by optimization, where no formula gives them.
+"""Raw parameters found by optimization, for which there is no formula.
 
 Note [Fit]
-An orthogonal kernel has a fixed norm, so that the one closest to a weight W is the one that overlaps with it most: the
-distance of `K/‖K‖` and `W/‖W‖` is minimized, in float64, by L-BFGS. From random starts this finds kernels that are in
-the set (distance 0), and for others overlaps within a few thousandths of each other. Starting where a formula is
-roughly right saves most of the steps.
+An orthogonal kernel has a fixed norm, so the one closest to a weight W is the one that overlaps with it most: the
+distance between `K/‖K‖` and `W/‖W‖` is minimized, in float64, by L-BFGS. From random starts this recovers kernels that
+are in the set (distance 0); for others, the overlaps agree to a few thousandths. Starting where a formula is roughly
+right saves most of the steps.
 
 Note [Last steps]
-Near a kernel of the set L-BFGS creeps: many raw parameters build the same kernel, and some directions hardly change it.
+Near a kernel of the set L-BFGS slows: many raw parameters build the same kernel, and some directions hardly change it.
 There, Gauss–Newton steps `(JᵀJ + λ)d = −Jᵀr` of the residual r with `λ = ‖r‖²` converge quadratically, although JᵀJ is
 singular (Yamashita & Fukushima 2001, "On the rate of convergence of the Levenberg–Marquardt method"). After a step that
-gains little λ is multiplied. The equations are solved by conjugate gradients, which need products with J and Jᵀ only.
+gains little, λ is increased. The equations are solved by conjugate gradients, which only need products with J and Jᵀ.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _MOST_CAUTION = 1e6
 
 
 class Progress:
-    """One line on stderr, rewritten as it goes, of work that takes more than two seconds."""
+    """One line on stderr, rewritten as it goes, for work that takes more than two seconds."""
 
     def __init__(self, label: str, total: int) -> None:
         self.label, self.total = label, total
         self.start, self.last, self.shown = time.monotonic(), 0.0, False
 
     def update(self, done: int, distance: float) -> None:
-        """Tell how far it is, every now and then."""
+        """Report progress every now and then."""
         now = time.monotonic()
         seconds = now - self.start
         if seconds < _SILENT_SECONDS or (now - self.last < _PAUSE and done < self.total):
@@ -68,7 +68,7 @@ def minimize(
     steps: int,
     label: str,
 ) -> tuple[tuple[Tensor, ...], float]:
-    """Parameters (float64) that make the residual small, and the distance that is left: Notes [Fit], [Last steps]."""
+    """Parameters (float64) that make the residual small, and the remaining distance: Notes [Fit], [Last steps]."""
     copies = [t.detach().to(torch.float64, copy=True, memory_format=torch.contiguous_format) for t in start]
     raw = [t.requires_grad_() for t in copies]
     optimizer = torch.optim.LBFGS(
@@ -110,7 +110,7 @@ def _gauss_newton(residual: Callable[..., Tensor], raw: Sequence[Tensor], dampin
     """The parameters after one step. Note [Last steps]."""
     inputs = [t.detach().requires_grad_() for t in raw]
     r = residual(*inputs)
-    # The derivative of Jᵀu by u is a way to multiply by J that uses backward derivatives alone.
+    # Differentiating Jᵀu with respect to u multiplies by J using only backward derivatives.
     u = torch.zeros_like(r, requires_grad=True)
     adjoint = torch.autograd.grad(r, inputs, u, create_graph=True)
 

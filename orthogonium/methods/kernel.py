@@ -1,6 +1,6 @@
 """What every method is: a differentiable function from raw parameters to a constrained kernel.
 
-Kernels are mathematics only. What keeps, assigns and copies the weights they build is `layers/parametrization.py`.
+Kernels are pure mathematics. `layers/parametrization.py` keeps, assigns and copies the weights they build.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ INSTEAD = (
 
 
 class Kernel(nn.Module):
-    """Base of all methods. A module only for the sake of its orthogonalizers, which move with the layer.
+    """Base class of all methods. A module only for the sake of its orthogonalizers, which move with the layer.
 
     A kernel that can be applied without being built has `factors(*raw)`, too: Note [In turn] of `aoc.py`.
 
     Note [Assignment]
-    `layer.weight = w` sets the raw parameters that `invert` finds. Where the map of the method takes any weight of the
+    `layer.weight = w` sets the raw parameters that `invert` finds. If the map of the method accepts any weight of the
     right shape (`projects`), w itself is the raw parameter and the layer gets what the method makes of it: the weight
-    closest to w, or one as good. Elsewhere `invert` recovers a weight that is one of the set (another layer's, a frozen
-    model's), and what it finds must build w again, or w is refused.
+    closest to w, or one as good. Otherwise `invert` recovers a weight of the set (another layer's, a frozen model's),
+    and what it finds must build w again, or w is refused.
 
     Note [Closest]
-    `from_torch` starts a layer from any weight: from `nearest` where there is a formula for the closest kernel of the
-    set (a polar factor) or for the multiple of the weight that is in it (methods that scale), else from a fit that
+    `from_torch` starts a layer from any weight: from `nearest` if there is a formula for the closest kernel of the set
+    (a polar factor) or for the multiple of the weight that is in it (methods that scale), otherwise from a fit that
     begins at `guess` (Note [Fit] of `fitting.py`).
     """
 
     projects = False  # Note [Assignment]
     weight_shape: tuple[int, ...] | None = None  # of what may be assigned
-    # Note [Batches] of `batches.py`. A subclass may build otherwise: each class says so for itself.
+    # Note [Batches] of `batches.py`. A subclass may build differently, so each class declares its own.
     group_axes: tuple[int, ...] | None = None
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
@@ -51,7 +51,7 @@ class Kernel(nn.Module):
         raise NotImplementedError
 
     def invert(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Raw parameters that build `weight`, where the method has such a formula. Note [Assignment]."""
+        """Raw parameters that build `weight`, if the method has such a formula. Note [Assignment]."""
         raise ConstraintError(f"{type(self).__name__} cannot recover its raw parameters from a weight. {INSTEAD}")
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
@@ -59,7 +59,7 @@ class Kernel(nn.Module):
         return None
 
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Raw parameters to start a fit to `weight` from: random ones, always the same."""
+        """Raw parameters from which to start a fit to `weight`: random, but always the same."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             raw = self.initial("cpu", torch.float64)
@@ -71,11 +71,11 @@ class ConvKernel(Kernel):
 
     geometry: ConvGeometry
     trainable = True  # whether there is more than one such kernel
-    smallest = 0.0  # what no singular value is below, on the infinite lattice
+    smallest = 0.0  # lower bound on the singular values, on the infinite lattice
 
     @property
     def weight_geometry(self) -> ConvGeometry:
-        """The geometry, with the size of the kernel that is built."""
+        """The geometry with the size of the kernel that is built."""
         return self.geometry
 
     @property

@@ -1,7 +1,7 @@
 """Layer-wise orthogonal training: the polar factor at each frequency of the image.
 
 Xu, Li, Li (2022), "LOT: Layer-wise orthogonal training on improving l2 certified robustness": `(VVᴴ)^(-1/2) V`, the
-unitary matrix closest to V. The published Newton iteration of the root is replaced by minimax steps with an exact
+unitary matrix closest to V. The published Newton iteration for the root is replaced by minimax steps with an exact
 derivative (`linalg/polar.py`): ten Newton steps leave singular values of 0.05.
 """
 
@@ -19,7 +19,7 @@ from orthogonium.methods.kernel import Device
 
 
 class PolarKernel(CircleKernel):
-    """Raw parameter: taps `(out, in/g, *k)` of any scale, whose symbol has full rank, as that of most taps has."""
+    """Raw parameter: taps `(out, in/g, *k)` of any scale, whose symbol has full rank, as for almost all taps."""
 
     group_axes = (0,)
 
@@ -28,7 +28,7 @@ class PolarKernel(CircleKernel):
         super().__init__(geometry, grid)
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
-        """An orthogonal tap in the middle and a little noise."""
+        """An orthogonal tap in the middle plus a little noise."""
         return central_tap(self.geometry, device, dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ class PolarKernel(CircleKernel):
         return None if torch.count_nonzero(weight) > torch.count_nonzero(inside) else (inside,)
 
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The taps in the middle, on which most of an orthogonal kernel of this kind lies."""
+        """The taps in the middle, which hold most of an orthogonal kernel of this kind."""
         return (self._window(weight),)
 
     def _window(self, weight: Tensor) -> Tensor:  # (out, in/g, *sizes) → (out, in/g, *k)
-        """The taps of a kernel as large as the image that lie where raw parameters do."""
+        """The taps, of a kernel as large as the image, at the positions of the raw parameters."""
         own, strides = self.geometry.kernel_size, self.geometry.stride
         sizes = tuple(weight.shape[2:])
         lefts = zip(left_of(sizes, strides), left_of(own, strides), self.ahead, strict=True)

@@ -1,14 +1,14 @@
-"""What a method is, and how methods from outside of this package enter the table.
+"""What a method is, and how methods from outside this package enter the table.
 
 Note [Methods from outside]
-`register_method(Method(…))` enters a method where it is called. A package that is installed can name an entry point of
-the group "orthogonium.methods", a `Method` or several of them, which is read when the table is first looked at:
+`register_method(Method(…))` registers a method when it is called. An installed package can declare an entry point in
+the group "orthogonium.methods", a `Method` or several of them, which is read when the table is first accessed:
 
     [project.entry-points."orthogonium.methods"]
     mine = "my_package:METHOD"
 
-Its layers are classes, or "package.module:Class". They may be any modules: a bound follows what they compute, and
-believes nothing.
+Its layers are classes, or "package.module:Class". They may be any modules: bounds follow what they compute, and
+take nothing on trust.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Method:
     conv: Mapping[int, Layer] = field(default_factory=dict)  # dims → layer with the arguments of `nn.ConvNd`, or some
     conv_transpose: Mapping[int, Layer] = field(default_factory=dict)  # dims → layer, as `nn.ConvTransposeNd`
     linear: Layer | None = None  # layer with the arguments of `nn.Linear`
-    linear_options: Mapping[str, Any] = field(default_factory=dict)  # that make `linear` apply this method
-    conv_options: Mapping[str, Any] = field(default_factory=dict)  # of `conv` beside those of torch, with their values
+    linear_options: Mapping[str, Any] = field(default_factory=dict)  # options that make `linear` apply this method
+    conv_options: Mapping[str, Any] = field(default_factory=dict)  # options of `conv` besides torch's, and their values
     square: bool = False  # whether inputs and outputs have the same number of channels or features
-    activated: bool = False  # whether the layers contain their activation, so that they are not linear
-    further: tuple[Layer, ...] = ()  # layers which the façades do not build
+    activated: bool = False  # whether the layers contain their activation, so they are not linear
+    further: tuple[Layer, ...] = ()  # layers that the façades do not build
     stride: bool = True  # whether strides other than 1 are supported; likewise dilations and groups
     dilation: bool = True
     groups: bool = True
@@ -76,7 +76,7 @@ class MethodTable(MutableMapping[str, Method]):
         self._is_complete = False
 
     def add(self, method: Method) -> Method:
-        """Enter a method under a name that is new."""
+        """Register a method under a new name."""
         if not isinstance(method, Method):
             raise ParameterError(f"A method is registered as a Method, got {type(method).__name__}.")
         if method.name in self._methods:
@@ -86,7 +86,7 @@ class MethodTable(MutableMapping[str, Method]):
 
     def _complete(self) -> dict[str, Method]:
         if not self._is_complete:
-            self._is_complete = True  # from here on: what is loaded may look at the table
+            self._is_complete = True  # already here: what is loaded may access the table
             all_loaded = False
             try:
                 for point in entry_points(group=ENTRY_POINTS):
@@ -96,7 +96,7 @@ class MethodTable(MutableMapping[str, Method]):
                             self.add(method)
                 all_loaded = True
             finally:
-                self._is_complete = all_loaded  # else the next lookup tries again, and says the same
+                self._is_complete = all_loaded  # otherwise the next lookup tries again, and raises the same error
         return self._methods
 
     def __getitem__(self, name: str) -> Method:

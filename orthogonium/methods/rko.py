@@ -1,8 +1,8 @@
 """Reshaped kernel orthogonalization: an orthogonal matrix read as a kernel.
 
 Serrurier et al. (2021), "Achieving robustness in classification using optimal transport with hinge regularization".
-The matrix `out × (in·∏k)` has all singular values 1. Where windows do not overlap (`k ≤ e`, the effective stride) so
-has the convolution; else each pixel is seen by at most `∏⌈k/e⌉` windows, and dividing by the root of that number makes
+The matrix `out × (in·∏k)` has all singular values 1. If windows do not overlap (`k ≤ e`, the effective stride), so does
+the convolution; otherwise each pixel is seen by at most `∏⌈k/e⌉` windows, and dividing by the root of that number makes
 the convolution 1-Lipschitz.
 """
 
@@ -21,13 +21,13 @@ from orthogonium.methods.spectral import Matrix
 
 
 def overlap(geometry: ConvGeometry) -> int:
-    """Number of windows that see a pixel at most, `∏⌈k / (s/gcd(s, d))⌉`."""
+    """Largest number of windows that see a pixel, `∏⌈k / (s/gcd(s, d))⌉`."""
     axes = zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
     return math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in axes)
 
 
 def polar_factor(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix closest to a matrix, also where its rank is deficient; float64."""
+    """The orthogonal matrix closest to a matrix, even if that is rank-deficient; in float64."""
     u, _, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
     return u @ vh
 
@@ -52,7 +52,7 @@ class ReshapedKernel(ConvKernel):
         self.raw_shape = (geometry.groups, geometry.group_out, geometry.group_in * math.prod(geometry.kernel_size))
         seen = overlap(geometry)
         self.scale = seen**-0.5
-        # Windows must not overlap, nor leave out pixels where columns are to be orthonormal.
+        # Windows must not overlap, nor skip pixels if columns are to be orthonormal.
         rows = geometry.group_out <= self.raw_shape[2]
         self.smallest = float(seen == 1 and (rows or geometry.effective_stride == geometry.stride))
         self.orthogonalize = ortho_params.build(self.raw_shape)

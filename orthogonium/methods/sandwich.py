@@ -1,8 +1,8 @@
 """Sandwich kernels: `√2 AᵀΨ σ(√2 Ψ⁻¹Bx + b)` with `AAᵀ + BBᵀ = I` and `Ψ = diag(e^d)`.
 
 Wang, Manchester (2023), "Direct parameterization of Lipschitz-bounded deep networks"; with an explicit orthogonal
-kernel in place of the Fourier domain as proposed by Boissin et al. (2025), so that the cost of the kernels does not
-depend on the image. Unlike the algorithm printed there, Ψ⁻¹ stands before the activation and the adjoint of A after it.
+kernel in place of the Fourier domain as proposed by Boissin et al. (2025), so the cost of the kernels does not depend
+on the image. Unlike in the algorithm printed there, Ψ⁻¹ comes before the activation and the adjoint of A after it.
 
 Note [Sandwich]
 For `w = ΨΔz`, slopes in [0, 1] give `‖w‖² ≤ √2 wᵀBΔx`, hence `‖Δx‖² − ‖Δy‖² ≥ ‖Δx − √2Bᵀw‖² ≥ 0`. Masks (zero padding)
@@ -11,8 +11,8 @@ are slopes of 0.
 Note [Strided sandwich]
 Only B may stride: A acts on the coarse grid, on which an image of p channels has `p·∏f` channels, `f = min(s, k)`
 pixels along each axis of a tile. So `[A B′]` is one row-orthonormal kernel of size `⌊k/s⌋` (at least 1) from
-`q + p·∏f` to q channels, and B is B′ after a map of tiles of pixels to channels: the rearrangement itself where
-`k = s·⌊k/s⌋` or `k < s`, else an orthogonal convolution of stride s and size `s + k mod s`, which makes B reach k
+`q + p·∏f` to q channels, and B is B′ after a map from tiles of pixels to channels: the mere rearrangement if
+`k = s·⌊k/s⌋` or `k < s`, otherwise an orthogonal convolution of stride s and size `s + k mod s`, so B reaches k
 pixels.
 """
 
@@ -70,7 +70,7 @@ class SandwichKernels(Kernels):
         root = math.sqrt(2)
         if not self.scaled:
             return root * b, adjoint(root * a, g.groups)
-        # Bounded to e^±5: beyond, rounding would dominate, and one large step would end in infinities.
+        # Bounded to e^±5: beyond that, rounding would dominate, and one large step would end in infinities.
         psi = (5 * torch.tanh(raw[-1] / 5)).exp().view(-1, *[1] * (g.dims + 1))
         return root / psi * b, adjoint(root * psi * a, g.groups)
 

@@ -1,13 +1,13 @@
-"""Kernels of residual blocks `x − 2Uᵀσ(Wx + b)`; those of SLL, `U = T⁻¹W` with the weighted row sums of AOL as T.
+"""Kernels of residual blocks `x − 2Uᵀσ(Wx + b)`; for SLL, `U = T⁻¹W` with the weighted row sums of AOL as T.
 
 Araujo, Havens, Delattre, Allauzen, Hu (2023), "A unified algebraic perspective on Lipschitz neural networks". The
-weights `e^q` of the row sums train: they stand on both axes, not on one where they would cancel. As in multi-step AOL,
-further steps make T smaller.
+weights `e^q` of the row sums are trained: they appear on both axes; on only one they would cancel. As in multi-step
+AOL, further steps make T smaller.
 
 Note [Residual blocks]
 For slopes D in [0, 1] and `U = T⁻¹W` with `WWᵀ ⪯ T` diagonal, the Jacobian `J = I − 2WᵀT⁻¹DW` obeys
 `‖Jv‖² ≤ ‖v‖² − 4uᵀT⁻¹D(I − D)u ≤ ‖v‖²`, `u = Wv`. Zero padding crops the inner image, which is one more slope of 0.
-The methods differ in T only: row sums (SLL), the identity for an orthogonal W, a bound of `‖W‖²` (CPL).
+The methods only differ in T: row sums (SLL), the identity for an orthogonal W, a bound on `‖W‖²` (CPL).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orthogonium.methods.kernel import Device, Kernels
 def split_scale(w: Tensor, groups: int) -> tuple[Tensor, Tensor]:  # (inner, channels/g, *k) → the same, (inner,)
     """`(W/a, a)` with the largest absolute entry a of each group (or `smallest_scale`), a constant for the gradient.
 
-    T is quadratic in W and may leave the range of its dtype where `T⁻¹W` does not; that of `W/a` stays within.
+    T is quadratic in W and may leave the range of its dtype even if `T⁻¹W` does not; the T of `W/a` stays in range.
     """
     largest = w.detach().reshape(groups, -1).abs().amax(1).clamp_min(smallest_scale(w.dtype))
     scale = largest.repeat_interleave(w.shape[0] // groups)
@@ -35,18 +35,18 @@ def split_scale(w: Tensor, groups: int) -> tuple[Tensor, Tensor]:  # (inner, cha
 
 
 def smallest_scale(dtype: torch.dtype) -> float:
-    """Below it the inverse square, by which the gradient of `T⁻¹W` grows, leaves the range of the dtype."""
+    """The scale below which the inverse square, with which the gradient of `T⁻¹W` grows, overflows the dtype."""
     return 4 * math.sqrt(torch.finfo(dtype).tiny)
 
 
 def divide(unit: Tensor, scale: Tensor, t: Tensor) -> Tensor:  # (inner, channels/g, *k), 2 × (inner,)
-    """`T⁻¹W` for `W = a·unit` and `T = a²·diag(t)`; where it would leave the range of its dtype, T is made larger."""
+    """`T⁻¹W` for `W = a·unit` and `T = a²·diag(t)`; if it would leave the range of its dtype, T is made larger."""
     smallest = smallest_scale(unit.dtype)
     return unit / (scale * t).clamp_min(smallest).view(-1, *[1] * (unit.dim() - 1))
 
 
 class ResidualKernels(Kernels):
-    """Base: raw parameters → `(W, −2Uᵀ)`. Subclasses give `pair`; W has stride 1 (Note [Residual blocks])."""
+    """Base class: raw parameters → `(W, −2Uᵀ)`. Subclasses define `pair`; W has stride 1 (Note [Residual blocks])."""
 
     def __init__(self, geometry: ConvGeometry) -> None:
         super().__init__()

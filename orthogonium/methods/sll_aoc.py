@@ -41,7 +41,7 @@ class FusedKernels(Kernels):
         self.shapes = tuple(g.weight_shape for g in (first.then(core), core.adjoint().then(last), first.then(last)))
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Those of the parts: pre, post, block."""
+        """The initial parameters of the parts: pre, post, block."""
         pre = () if self.pre is None else self.pre.initial(device, dtype)
         post = self.post.initial(device, dtype) if self.post.trainable else ()
         return (*pre, *post, *self.residual.initial(device, dtype))
@@ -50,7 +50,7 @@ class FusedKernels(Kernels):
         """K_pre (None for the identity), W, U and K_post."""
         first = 0 if self.pre is None else len(self.pre.raw_shapes)
         last = first + len(self.post.raw_shapes) * self.post.trainable
-        # With one channel per group K_post may be a constant: its raw parameters are empty, and not among ours.
+        # With one channel per group K_post may be constant: its raw parameters are empty and not among ours.
         empty = [raw[-1].new_empty(shape) for shape in self.post.raw_shapes]
         post = self.post.build(*(raw[first:last] if self.post.trainable else empty))
         pre = None if self.pre is None else self.pre.build(*raw[:first])

@@ -4,22 +4,21 @@ Singla, Feizi (2021), "Skew orthogonal convolutions"; the explicit kernel and th
 Boissin et al. (2025), "An adaptive orthogonal convolution scheme for efficient and flexible CNN architectures".
 
 Note [Skew kernels]
-`K[−t] = −K[t]ᵀ` makes the operator of K skew, for which the taps must sit symmetrically around 0: sizes are odd. Half
-of the taps are free, and these are the raw parameters. `K ← D^½ K D^½` keeps it skew. With `D = diag(t)⁻¹` and t a
+`K[−t] = −K[t]ᵀ` makes the operator of K skew; this requires taps that are symmetric around 0, so sizes are odd. Half
+of the taps are free, and these are the raw parameters. `K ← D^½ K D^½` keeps K skew. With `D = diag(t)⁻¹` and t a
 dominating diagonal of the Hermitian iK (Note [Dominating diagonal] of `kernels/dominance.py`) its norm is at most 1.
-Entries of t below 1 are raised to 1, so that small kernels stay as they are and the identity can be reached.
+Entries of t below 1 are raised to 1, so small kernels are unchanged and the identity can be reached.
 
 Note [Sizes]
-`kernel_size` k is shared between the stages as in AOC: the strided one has the size e (effective stride), the skew
-kernel `k − e + 1`, or one more where that is even. Its exponential of order n has the size `n(κ − 1) + 1` for the skew
-size κ, and the whole kernel has e − 1 taps more. So a 3×3 kernel of stride 1 and order 4 grows to 9×9, one of stride 2
-to 10×10.
+`kernel_size` k is shared between the stages as in AOC: the strided one has size e (effective stride), the skew kernel
+`k − e + 1`, or one more if that is even. Its exponential of order n has size `n(κ − 1) + 1` for the skew size κ, and
+the whole kernel has e − 1 more taps. So a 3×3 kernel of stride 1 and order 4 grows to 9×9, one of stride 2 to 10×10.
 
 Note [Series]
 On a circle a layer may apply the series to its images by Horner's rule, `y ← x + K ⋆ y / j` for j from the order to 1:
-the same function, but for rounding. For a 3×3 kernel of order 4 that takes 36 taps for each pixel instead of 81, and
-the exponential is not built. Around zeros, what leaves the image in between would be lost. A derivative needs the
-images in between, as many as the order: not of large ones.
+the same function, up to rounding. For a 3×3 kernel of order 4 that takes 36 taps per pixel instead of 81, and the
+exponential is not built. With zero padding, what leaves the image between steps would be lost. A derivative needs the
+intermediate images, as many as the order, so this is not done for large images.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _SCALED = 1e-7  # relative change at its end
 
 
 def _with_skew_middle(raw: Tensor) -> Tensor:
-    """Half of the taps of a skew kernel: that of the place 0 is skew itself."""
+    """Half of the taps of a skew kernel: the tap at place 0 is skew itself."""
     return torch.cat(((raw[:1] - raw[:1].mT) / 2, raw[1:]))
 
 
 class SkewExponentialKernel(ConvKernel):
     """Adaptive SOC kernel of a geometry. Raw parameters: half of the skew taps `(taps, g, c, c)`, and the RKO matrix.
 
-    `geometry` has the kernel size that was asked for; the kernel that is built has `kernel_size`.
+    `geometry` has the requested kernel size; the kernel that is built has size `kernel_size`.
     """
 
     group_axes = (1, 0)
@@ -76,7 +75,7 @@ class SkewExponentialKernel(ConvKernel):
         self.rko_size = plan.rko_size
         grown = grown_size(self.skew_size, order)
         self.kernel_size = tuple(n + e - 1 for n, e in zip(grown, plan.rko_size, strict=True))
-        # Channels that the skew kernel mixes, and those that are kept of its input.
+        # Channels that the skew kernel mixes, and how many of its inputs are kept.
         self.channels, self.columns = (plan.inner_channels, ci) if self.has_rko else (max(ci, co), min(ci, co))
         self.trainable = self.has_rko or self.channels > 1 or math.prod(self.skew_size) > 1
         self.smallest = smallest_singular_value(order)
@@ -87,7 +86,7 @@ class SkewExponentialKernel(ConvKernel):
 
     @property
     def weight_geometry(self) -> ConvGeometry:
-        """With the size of the exponential: Note [Sizes]."""
+        """The geometry with the size of the exponential: Note [Sizes]."""
         return replace(self.geometry, kernel_size=self.kernel_size)
 
     def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
@@ -101,8 +100,8 @@ class SkewExponentialKernel(ConvKernel):
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
         """A fit without the scaling, whose kinks slow fits down, and which kernels of the set do not need."""
         skew, *matrix = super().guess(weight)
-        # The norm of the skew kernel is at most 1: near 0 there are few other minima, and of a square one, whose
-        # logarithm it is, none. Channels that are left out start anywhere, since the fit does not depend on them at 0.
+        # The norm of the skew kernel is at most 1: near 0 there are few other minima, and none for a square kernel, of
+        # which it is the logarithm. Dropped channels start anywhere, since the fit does not depend on them at 0.
         skew = skew * (0.0 if self.columns == self.channels else 0.3)
         if self.has_rko and self.columns < self.channels:
             skew, outer = self._two_stages(weight, skew)
@@ -140,7 +139,7 @@ class SkewExponentialKernel(ConvKernel):
     def _unscaled(self, half: Tensor) -> Tensor:
         """Raw taps `D^½ K D^½` that are scaled to these, `D = diag(t)`; the taps themselves if there are none.
 
-        Those of the set have some. What they are found by converges as power iterations do.
+        Taps of the set always have some. The search converges like power iteration.
         """
         half = _with_skew_middle(half)
         root = torch.ones_like(half[0, ..., 0])
@@ -166,7 +165,7 @@ class SkewExponentialKernel(ConvKernel):
         return half * root[..., None] * root[..., None, :]
 
     def _diagonal(self, half: Tensor) -> Tensor:  # (g, c)
-        """What dominates the skew kernel, at least 1. Note [Skew kernels]."""
+        """A diagonal that dominates the skew kernel, at least 1. Note [Skew kernels]."""
         # The largest entry of each group keeps squares in range: a constant for the gradient.
         scale = half.detach().abs().amax((0, 2, 3)).clamp_min(smallest_scale(half.dtype))
         unit = half / scale[:, None, None]

@@ -1,8 +1,8 @@
-"""Matrices and kernels divided by a norm: by a certified bound of the spectral one, or row by row by the Euclidean.
+"""Matrices and kernels divided by a norm: by a certified bound on the spectral norm, or row by row by the Euclidean.
 
 Delattre, Barthélemy, Araujo, Allauzen (2023), "Efficient bound of Lipschitz constant for convolutional layers by Gram
 iteration". Kernels are bounded at the points of a grid of frequencies (Note [Frequencies] of
-`kernels/frequency_bound.py`), those that stride as the stride-1 kernels of their phases (Note [Stride] of
+`kernels/frequency_bound.py`), strided ones as the stride-1 kernels of their phases (Note [Stride] of
 `kernels/phases.py`).
 """
 
@@ -24,7 +24,7 @@ from orthogonium.methods.kernel import ConvKernel, Device, Kernel
 
 
 class Matrix(Kernel):
-    """Base: the raw matrix has the shape of the weight, and any will do."""
+    """Base class: the raw parameter is any matrix of the shape of the weight."""
 
     projects = True
     weight_shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Matrix(Kernel):
 
 
 class UnitRows(Matrix):
-    """Each row has Euclidean norm 1, so that each output is 1-Lipschitz by itself."""
+    """Each row has Euclidean norm 1, so each output is 1-Lipschitz by itself."""
 
     group_axes = ()
 
@@ -75,19 +75,19 @@ def norm_bounds(
     strides: tuple[int, ...],  # effective ones
     niter: int,
 ) -> Tensor:  # (g,)
-    """Certified bounds of the norm of a convolution for each group: every image size, zero or circular padding.
+    """Certified bounds on the norm of a convolution for each group: every image size, zero or circular padding.
 
-    At most `1.0080^axes · min(m, n·∏strides)^(2^-(niter+2))` times the norm, with more than one tap along an axis.
+    At most `1.0080^axes · min(m, n·∏strides)^(2^-(niter+2))` times the norm, counting axes with more than one tap.
     """
     stacked = stack_phases(kernel, strides) if max(strides, default=1) > 1 else kernel
     return squared_norm_bound(stacked.flatten(0, 1), niter, len(kernel), oversampling=12).sqrt()
 
 
 class SpectralKernel(ConvKernel):
-    """A kernel divided by a certified bound of its norm, each group by its own. The raw parameter has its shape.
+    """A kernel divided by a certified bound on its norm, each group by its own. The raw parameter has its shape.
 
-    With `residual` the kernel `I + K` is divided, K being the raw parameter: the identity is where "same" padding has
-    it.
+    With `residual` the kernel `I + K` is divided, where K is the raw parameter: the identity sits where "same" padding
+    places it.
     """
 
     projects = True
@@ -106,7 +106,7 @@ class SpectralKernel(ConvKernel):
         self.geometry, self.niter, self.residual = geometry, niter, residual
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
-        """An orthogonal tap in the middle and a little noise; beside the identity, noise alone."""
+        """An orthogonal tap in the middle plus a little noise; with `residual`, noise alone."""
         g = self.geometry
         if self.residual:
             spread = 0.5 / math.sqrt(g.group_in * math.prod(g.kernel_size))
@@ -132,7 +132,7 @@ class SpectralKernel(ConvKernel):
         groups = kernel.unflatten(0, (g.groups, -1))
         axes = tuple(range(1, groups.dim()))
         largest = groups.detach().abs().amax(axes, keepdim=True)
-        # The result does not depend on the scale: a constant for the gradient that keeps squares in range.
+        # The result does not depend on the scale, so this constant for the gradient keeps squares in range.
         unit = groups / torch.where(largest > 0, largest, torch.ones_like(largest))
         bound = norm_bounds(unit, g.effective_stride, self.niter).view(-1, *[1] * len(axes))
         return (unit / torch.where(largest > 0, bound, torch.ones_like(bound))).flatten(0, 1)

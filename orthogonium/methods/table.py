@@ -1,7 +1,7 @@
 """The one table of methods: `METHODS`. Façades, tests, benchmarks and the tables of the documentation read it.
 
-Our layers are named by their place, since methods do not import layers. A new method is a file here, its layers, and
-one entry below; one of another package is registered (Note [Methods from outside] of `registry.py`).
+Our layers are named by their path, since methods do not import layers. A new method is a file here, its layers, and
+one entry below; methods of other packages are registered (Note [Methods from outside] of `registry.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _layer(place: str) -> str:
 
 
 def _family(place: str, on_images: str | None = None) -> dict[int, str]:
-    """Layers of 1 to 3 dimensions, the one on images maybe by a name of its own."""
+    """Layers of 1 to 3 dimensions; the one on images may have a name of its own."""
     return {dims: _layer(on_images if dims == 2 and on_images else place.format(dims)) for dims in (1, 2, 3)}
 
 
@@ -142,10 +142,10 @@ METHODS = MethodTable(BUILT_IN)
 
 
 def register_method(method: Method) -> Method:
-    """Enter a method of your own into `METHODS`: façades, models, `convert` and the command take it by its name.
+    """Add your own method to `METHODS`: façades, models, `convert` and the command then accept its name.
 
-    Its layers are classes, or "package.module:Class"; the rest is what tables show. Packages can be registered by an
-    entry point of the group "orthogonium.methods" instead.
+    Its layers are classes, or "package.module:Class"; the other fields are shown in tables. Packages can declare an
+    entry point in the group "orthogonium.methods" instead.
 
     >>> from orthogonium.layers import AdaptiveOrthoConv2d, LipschitzConv2d
     >>> from orthogonium.methods import METHODS, Method, register_method

@@ -1,19 +1,19 @@
-"""Orthogonal kernels with many more inputs than outputs, of as many raw numbers as they have entries.
+"""Orthogonal kernels with many more inputs than outputs, with as many raw numbers as they have entries.
 
 Note [Thin kernels]
 Along an axis the adjoint of such a kernel is `X = F₁ ⋯ F_n Y` with factors `F = P + (I − P)z` on c channels and Y of
 few columns: d of them, outputs times taps along the axes that are built before. The first tap of X lies in the range of
-P₁, the last one is orthogonal to it, and both have at most d dimensions. So every projector P′ for which that is true
-takes a tap off X, and there are such of each rank from d to c − d. What is left, `F′* X`, has the Gram matrix of Y at
-each z, so that its first and last taps are orthogonal again, and so on; in the end Y itself is left, since all factors
-are I at z = 1. Hence projectors of rank d give the same kernels as those of rank ⌊c/2⌋. With an orthogonal c × m matrix
-in the place of a rotation that makes as many raw numbers as weights, instead of `c/km` times as many for k × k kernels.
+P₁, the last one is orthogonal to it, and both have at most d dimensions. So every projector P′ with this property
+removes a tap from X, and they exist for each rank from d to c − d. What is left, `F′* X`, has the Gram matrix of Y at
+each z, so its first and last taps are orthogonal again, and so on; in the end Y itself is left, since all factors are I
+at z = 1. Hence projectors of rank d give the same kernels as those of rank ⌊c/2⌋. With an orthogonal c × m matrix in
+place of a rotation, there are as many raw numbers as weights, instead of `c/km` times as many for k × k kernels.
 
-Where Y has taps along the axis itself (strides), a factor is only replaced by one that does the same to all that it
-meets: d counts the taps along this axis, too.
+If Y has taps along the axis itself (strides), a factor is only replaced by one that acts identically on all its inputs:
+d counts the taps along this axis, too.
 
 Note [Thin beginnings]
-A random projector of small rank keeps next to nothing of its input, and the kernel would be a shift. So the first raw
+A random projector of small rank keeps next to nothing of its input, and the kernel would be a shift. So the initial raw
 parameters live in random subspaces of twice the rank, each in that of the next axis: there they have half the rank.
 """
 
@@ -58,18 +58,18 @@ class ThinKernel(OrthogonalKernel):
 
     @property
     def axes(self) -> list[int]:
-        """Those along which there are factors."""
+        """The axes along which there are factors."""
         return [axis for axis, k in enumerate(self.plan.bcop_size) if k > 1]
 
     def rank(self, axis: int) -> int:
-        """Of the projectors along an axis: d of Note [Thin kernels]. The last axis is built first."""
+        """Rank of the projectors along an axis: d of Note [Thin kernels]. The last axis is built first."""
         sizes, steps = self.geometry.kernel_size, self.plan.rko_size
         columns = self.geometry.group_out * math.prod(steps[:axis]) * math.prod(sizes[axis + 1 :])
         return min(columns * (1 if steps[axis] == 1 else sizes[axis] - 1), self.channels // 2)
 
     @property
     def raw_shapes(self) -> list[tuple[int, ...]]:
-        """Those of the bases of each axis and of the matrix."""
+        """Shapes of the bases of each axis and of the matrix."""
         g, c, e = self.geometry, self.channels, math.prod(self.plan.rko_size)
         bases = [(g.groups, self.plan.bcop_size[axis] - 1, self.rank(axis), c) for axis in self.axes]
         return [*bases, (g.groups, g.group_out, c * e)]
@@ -103,7 +103,7 @@ class ThinKernel(OrthogonalKernel):
         return x.transpose(1, 2).reshape(self.geometry.weight_shape)
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The factors and what is left behind them: Note [Peeling]."""
+        """The factors and the remaining kernel: Note [Peeling]."""
         g, counts = self.geometry, tuple(k - 1 for k in self.plan.bcop_size)
         eps, ranks = torch.finfo(weight.dtype).eps, tuple(self.rank(axis) for axis in range(g.dims))
         kernels = weight.double().reshape(g.groups, g.group_out, *weight.shape[1:]).transpose(1, 2)
@@ -113,5 +113,5 @@ class ThinKernel(OrthogonalKernel):
         return tuple(raw.to(weight.dtype).contiguous() for raw in (*bases, matrix))
 
     def _count_factors(self) -> int:
-        """The factors are never applied in turn: two products of the rank for each take more than the kernel."""
+        """Always 0: applying the factors in turn takes more than the kernel, two products of the rank for each."""
         return 0

@@ -115,7 +115,7 @@ class NActivation(nn.Module):
         channels: size of the axis.
         axis: the axis that holds the channels.
         device: where the thresholds live.
-        dtype: their type.
+        dtype: data type of the thresholds.
 
     >>> from orthogonium.layers.custom_activations import NActivation
     >>> NActivation(2)(torch.tensor([[-1.5, 1.0], [-0.5, 2.0]])).tolist()

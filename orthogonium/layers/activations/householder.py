@@ -122,7 +122,7 @@ class HouseHolder(_HouseHolder):
         channels: size of the axis, even.
         axis: the axis that holds the channels.
         device: where the angles live.
-        dtype: their type.
+        dtype: data type of the angles.
 
     >>> from orthogonium.layers.custom_activations import HouseHolder
     >>> HouseHolder(2)(torch.tensor([[4.0, 1.0], [1.0, 4.0]])).round(decimals=4)
@@ -151,7 +151,7 @@ class HouseHolder_Order_2(_HouseHolder):  # the published name
         channels: size of the axis, even.
         axis: the axis that holds the channels.
         device: where the angles live.
-        dtype: their type.
+        dtype: data type of the angles.
 
     >>> from orthogonium.layers.custom_activations import HouseHolder_Order_2
     >>> x = torch.randn(3, 8, 5, 5)

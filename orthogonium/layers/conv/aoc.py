@@ -109,17 +109,17 @@ class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):
     and at most 1 otherwise; under zero padding at most 1.
 
     Args:
-        in_channels: of the images.
-        out_channels: of the result.
+        in_channels: channels of the images.
+        out_channels: channels of the result.
         kernel_size: an integer, or one for each axis, as for `stride`, `padding` and `dilation`.
         stride: may be larger than the kernel if `out ≤ in·∏kernel` (per group).
         padding: "same" (`⌈size / stride⌉` outputs, any stride), "valid", or integers as in torch.
-        dilation: distance of the taps.
+        dilation: spacing of the taps.
         groups: number of groups of channels that do not mix.
         bias: whether to add a learned bias.
         padding_mode: "circular" or "zeros".
         ortho_params: how matrices are made orthogonal.
-        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its weight.
 
     >>> layer = AdaptiveOrthoConv2d(3, 16, kernel_size=3, stride=2)
     >>> x = torch.randn(1, 3, 8, 8)

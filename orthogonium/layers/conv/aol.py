@@ -73,7 +73,7 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
 
     Args:
         niter: number of steps of the bound; each doubles the size of the autocorrelation.
-        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its weight.
 
     >>> layer = AOLConv2d(3, 8, kernel_size=3, padding=1, bias=False)
     >>> x = torch.randn(1, 3, 8, 8)

@@ -25,14 +25,14 @@ class CPLConv2d(ConvBlock):
         in_channels: channels of the images and of the result; also `channels`.
         inner_channels: channels of the inner image; `in_channels` if None.
         kernel_size: of K, odd or even, an integer or one for each axis.
-        dilation: distance of the taps.
+        dilation: spacing of the taps.
         groups: number of groups of channels that do not mix; each has its own β.
         bias: whether the inner units have a bias.
         padding_mode: "zeros" or "circular".
-        activation: one with slopes in [0, 1], by name or as a module.
+        activation: an activation with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
-        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
-        padding: only "same", or the integers that give as many outputs for every image size.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
+        padding: only "same", or the integers that give equally many outputs for every image size.
 
     >>> block = CPLConv2d(4, 8)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)

@@ -252,4 +252,4 @@ EXECUTIONS = (
     ),
     Execution("folded", lambda layer, x, source: True, _convolve_folded),
 )
-"""In order of preference."""
+"""In the order of preference."""

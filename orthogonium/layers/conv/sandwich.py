@@ -34,10 +34,10 @@ class SandwichConv2d(ConvBlock):
         groups: number of groups of channels that do not mix.
         bias: whether the inner units have a bias. Without one, Ψ commutes with ReLU, and is then left out.
         padding_mode: "circular" or "zeros".
-        activation: one with slopes in [0, 1], by name or as a module.
+        activation: an activation with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
-        lipschitz: the constant of the layer, any positive number, by which its output is multiplied.
-        padding: only "same", or the integers that give as many outputs for every image size.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
+        padding: only "same", or the integers that give equally many outputs for every image size.
 
     >>> layer = SandwichConv2d(3, 8, kernel_size=3, stride=2)
     >>> x, y = torch.randn(2, 1, 3, 9, 8)

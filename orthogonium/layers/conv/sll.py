@@ -34,13 +34,13 @@ class SDPBasedLipschitzResBlock(ConvBlock):
         inner_dim_factor: inner channels, as a multiple of `cin`.
         kernel_size: of K, odd or even, an integer or one for each axis.
         groups: number of groups of channels that do not mix.
-        dilation: distance of the taps.
+        dilation: spacing of the taps.
         bias: whether the inner units have a bias.
         padding_mode: "zeros" or "circular".
-        activation: one with slopes in [0, 1], by name or as a module.
+        activation: an activation with slopes in [0, 1], by name or as a module.
         niter: number of steps that tighten T (one in the original).
-        lipschitz: the constant of the block, any positive number, by which its output is multiplied.
-        padding: only "same", or the integers that give as many outputs for every image size.
+        lipschitz: Lipschitz constant of the block, any positive number; multiplies its output.
+        padding: only "same", or the integers that give equally many outputs for every image size.
 
     >>> block = SDPBasedLipschitzResBlock(4, 2)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)
@@ -86,7 +86,7 @@ class SLLxAOCLipschitzResBlock(ConvBlock):
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
-    The arguments that are not listed are those of `SDPBasedLipschitzResBlock`.
+    Arguments not listed here are those of `SDPBasedLipschitzResBlock`.
 
     Args:
         cin: channels of the images; also `in_channels`.
@@ -161,7 +161,7 @@ class AOCLipschitzResBlock(ConvBlock):
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
-    The arguments that are not listed are those of `SDPBasedLipschitzResBlock`.
+    Arguments not listed here are those of `SDPBasedLipschitzResBlock`.
 
     Args:
         in_channels: channels of the images and of the result.

@@ -85,7 +85,7 @@ class SpectralConv2d(_SpectralConv, nn.Conv2d):
     Args:
         niter: number of Gram steps at the frequency with the largest norm; with fewer, the bound is looser.
         residual: normalize `I + K` instead of K, which gives a linear residual layer (LiResNet).
-        lipschitz: the constant of the layer, any positive number, by which its weight is multiplied.
+        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its weight.
 
     >>> layer = SpectralConv2d(3, 8, kernel_size=3, padding=1, bias=False)
     >>> x = torch.randn(1, 3, 8, 8)

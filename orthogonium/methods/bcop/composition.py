@@ -8,9 +8,9 @@ which reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ fl
 The kernel is `(g, c, m, *taps)` from the start, the layout of a weight: each factor multiplies it from the left.
 
 Note [Three taps]
-For the kernels that most layers have, one pair of factors on each axis, a derivative by hand takes the taps of all
+For the kernels that most layers have, one pair of factors on each axis, a hand-written derivative takes the taps of all
 pairs at once, each axis in one product: half as many operators in a training step (measured by `benchmarks.ablation`).
-Dense taps take the flops of thin products where the kernel is square, and up to 128 channels operators cost more than
+Dense taps take as many flops as thin products if the kernel is square, and up to 128 channels operators cost more than
 their arithmetic.
 
 With the taps `A_0 = PQ`, `A_1 = P + Q − 2PQ` of a pair (`P = MᵀM`, `Q = NᵀN`, `PQ = MᵀKₙ`, `Kₙ = (MNᵀ)N`) an axis maps
@@ -29,11 +29,11 @@ from torch import Tensor
 from orthogonium.linalg.evaluation import HandWritten, evaluate
 from orthogonium.methods.bcop.factors import apply_to_kernel
 
-_FEW = 128  # channels, up to which operators cost more than their arithmetic
+_FEW = 128  # channels up to which operators cost more than their arithmetic
 
 
 def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
-    """Number of projectors of a kernel with these sizes: k − 1 for each axis and two for the orthogonal matrix."""
+    """Number of projectors of a kernel with these sizes: k − 1 for each axis, and two for the orthogonal matrix."""
     return sum(k - 1 for k in sizes) + 2 * rotate
 
 
@@ -98,7 +98,7 @@ class _ThreeTaps(HandWritten):
         x = torch.eye(c, columns, dtype=bases.dtype, device=bases.device).sub(taps[:, 0, c:, :columns], alpha=2)
         kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
         steps = []
-        for pair in reversed(range(1, n // 2)):  # the last axis is applied first; its taps stand last
+        for pair in reversed(range(1, n // 2)):  # the last axis is applied first; its taps come last
             steps.append(x)
             first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
             terms = first, second, (x - first).sub_(second)
@@ -149,9 +149,9 @@ def _product(channels: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:  # (n, i, j), (n, j, k) → (n, i, k)
-    """`torch.bmm`, whose threads take a whole matrix each: three matrices would leave one of two threads idle.
+    """`torch.bmm`, whose threads each take a whole matrix: three matrices would leave one of two threads idle.
 
-    So the matrices that are left for fewer than all threads come one by one, each for all of them.
+    So the remaining matrices, fewer than threads, are multiplied one by one, each by all threads.
     """
     count = len(a)
     left = count % torch.get_num_threads()

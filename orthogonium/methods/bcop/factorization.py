@@ -1,21 +1,21 @@
 """The projectors of a product of factors along one axis, from its taps.
 
-Shapes: c channels, r the rank of the projectors, m columns; t taps of `X = F₁ ⋯ F_n S` with `F = P + (I − P)z`, of
-which S has t − n.
+Shapes: c channels, r the rank of the projectors, m columns; t taps of `X = F₁ ⋯ F_n S` with `F = P + (I − P)z`, where
+S has t − n of them.
 
 Note [Cuts]
 `X = GY` where G consists of the first j factors. Vectors h of j taps (c each) that are orthogonal to all `Gf`, f of j
-taps, are a space K of dimension j(c − r), and
-- the first j taps of X, moved by 0 to j − 1 places, are orthogonal to K;
-- the last j taps of X, moved down by 0 to j − 1 places, lie in K.
-So the complement of K is spanned by the leading eigenvectors of the difference of the Grams of these two, which is
-positive there and negative on K: a direction is as sure as the larger of the two makes it, and where neither says
-anything, any will do (j = 1). K determines G: `(I − G(z)G(1)ᵀ)/(1 − z)` is the projection on K of
+taps, form a space K of dimension j(c − r), and
+- the first j taps of X, shifted by 0 to j − 1 places, are orthogonal to K;
+- the last j taps of X, shifted down by 0 to j − 1 places, lie in K.
+So the complement of K is spanned by the leading eigenvectors of the difference of the Gram matrices of these two, which
+is positive there and negative on K: a direction is as certain as the larger of the two makes it, and if neither says
+anything, any will do (j = 1). K determines G: `(I − G(z)G(1)ᵀ)/(1 − z)` is the projection onto K of
 `(1 + z + … + z^(j−1)) I`, and G(1) = I.
 
-One factor is a projector; G is cut again. Each cut is well conditioned or not by chance: noise of float32 may grow by
-1e3 and more. How good a cut was is known, since all steps are orthogonal: the error of the product is what is taken off
-beyond its ends. So other cuts are tried until one is as good as the noise, and the best is taken.
+One factor is a projector; otherwise G is cut again. Whether a cut is well conditioned is a matter of chance: float32
+noise may grow by 1e3 and more. The quality of a cut is known, since all steps are orthogonal: the error of the product
+is what is removed beyond its ends. So other cuts are tried until one is as good as the noise, and the best is taken.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_MANY = 6  # factors beyond which only the middle cut is tried: all take about 3ⁿ
-_FOREIGN = 0.1  # share of the energy that only kernels of another kind lose
+_MANY = 6  # factors beyond which only the middle cut is tried: trying all takes about 3ⁿ
+_FOREIGN = 0.1  # fraction of the energy that only kernels of another kind lose
 
 
 class Factorization(NamedTuple):
-    """Bases of the projectors, first factor first; what is left behind them; the square of what was lost."""
+    """Bases of the projectors, first factor first; the remaining kernel; the square of what was lost."""
 
     bases: list[Tensor]  # (r, c) each
     rest: Tensor  # (t − n, c, m)
@@ -38,7 +38,7 @@ class Factorization(NamedTuple):
 
 
 def factorize(x: Tensor, n: int, noise: float, rank: int) -> Factorization:  # (t, c, m)
-    """The n factors along an axis. Cuts are tried until the square of what they lose is below `noise`. Note [Cuts]."""
+    """The n factors along an axis. Cuts are tried until the square of their loss is below `noise`. Note [Cuts]."""
     if n == 0:
         return Factorization([], x, 0.0)
     sizes = sorted(range(1, max(n, 2)), key=lambda j: abs(2 * j - n))  # the middle first
@@ -58,7 +58,7 @@ def factorize(x: Tensor, n: int, noise: float, rank: int) -> Factorization:  # (
 
 
 def _cut(x: Tensor, n: int, j: int, noise: float, rank: int) -> Factorization:
-    """The factorization whose first j factors come of one cut."""
+    """The factorization whose first j factors come from one cut."""
     complement = _complement(x, j, rank)
     bases = [complement.mT] if j == 1 else factorize(_product(complement, j), j, noise, rank).bases
     total = 0.0
@@ -79,7 +79,7 @@ def _complement(x: Tensor, j: int, rank: int) -> Tensor:  # → (j·c, j·r), or
 
 
 def _product(complement: Tensor, j: int) -> Tensor:  # (j·c, j·r) → (j + 1, c, c)
-    """The product G of j factors, from the space that it determines."""
+    """The product G of j factors, from the space that determines it."""
     c = len(complement) // j
     identity = torch.eye(c, dtype=complement.dtype, device=complement.device)
     all_ones = identity.repeat(j, 1)
@@ -88,7 +88,7 @@ def _product(complement: Tensor, j: int) -> Tensor:  # (j·c, j·r) → (j + 1, 
 
 
 def _take_off(basis: Tensor, x: Tensor) -> tuple[Tensor, float]:
-    """The adjoint of the first factor times x, and the square of the taps before and behind, which should vanish."""
+    """The adjoint of the first factor times x, and the square of the taps before and after, which should vanish."""
     kept = basis.mT @ (basis @ (x[:-1] - x[1:]))
     before = x[0] - basis.mT @ (basis @ x[0])
     behind = basis @ x[-1]

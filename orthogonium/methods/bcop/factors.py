@@ -1,6 +1,6 @@
 """Orthogonal factors `P + (I − P) z` along one axis of a kernel.
 
-A projector is given by a basis M with orthonormal rows, `P = MᵀM`; pairs of them stand one above the other in
+A projector is given by a basis M with orthonormal rows, `P = MᵀM`; pairs of bases are stacked in
 `U = [M; N]`. Shapes: g groups, c channels, r rows of a basis, m columns of the kernel, *t its taps so far, T = m·∏t.
 
 Note [Terms]
@@ -65,7 +65,7 @@ def _project(bases: Tensor, x: Tensor) -> list[Tensor]:  # (g, 1 or 2, r, c)
 
 
 def taps_of(bases: Tensor) -> tuple[Tensor, ...]:  # (g, n, r, c) → n of (g, c, c)
-    """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last of one factor, or of two."""
+    """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last, of one factor or two."""
     u = bases.flatten(1, 2)
     total = torch.bmm(u.mT, u)
     if bases.shape[1] == 1:

@@ -1,8 +1,8 @@
-"""Orthogonal factors applied to images, one after the other, instead of their product.
+"""Orthogonal factors applied to images, one after another, instead of their product.
 
 Along one axis of an image, `P + (I − P) z` is `y_p = x_{p+d} + P (x_p − x_{p+d})` for dilation d. With a basis M of the
-projector (`P = MᵀM`, orthonormal rows) that takes two thin products for each pixel, and the differences are taken of
-the coordinates `Mx`, half as many as channels.
+projector (`P = MᵀM`, orthonormal rows) that takes two thin products for each pixel. Differences are taken of the
+coordinates `Mx`, which are half as many as the channels.
 
 Note [Layout]
 The axis comes first, then the batch and all other axes: a shift along the axis is a slice, and each product is one for
@@ -26,9 +26,9 @@ def apply_in_turn(
     dilation: Sequence[int],
     pad: Callable[[Tensor, int], Tensor],
 ) -> Tensor:  # (n, g, out, *sizes)
-    """The dense kernel and the factors of each axis: the dense one first and all others in reverse, or last.
+    """Apply the dense kernel and the factors of each axis: the dense one first and the others in reverse, or last.
 
-    `pad(x, axis)` adds the border of an axis, which is the third of the images that it is given.
+    `pad(x, axis)` adds the border of an axis, which is the third axis of its input.
     """
     order = list(enumerate(axes))
     if dense_first:
@@ -43,7 +43,7 @@ def apply_in_turn(
 
 
 def apply_factors(bases: Sequence[Tensor], x: Tensor, dilation: int) -> Tensor:  # (g, r, c), (g, c, L, …)
-    """Apply the factors of one axis in the order given: each takes `dilation` pixels off."""
+    """Apply the factors of one axis in the given order: each removes `dilation` pixels."""
     if not bases:
         return x
     others = x.shape[3:]

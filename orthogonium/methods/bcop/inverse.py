@@ -1,14 +1,14 @@
-"""From a kernel back to the projectors that it is made of, where it is such a kernel.
+"""From a kernel back to the projectors it is made of, if it is such a kernel.
 
 Note [Peeling]
-Of `X = A(z₁)B(z₂) ⋯ S` the taps along the first axis, all others being columns, are the factors of A times the rest:
-they are found (`factorization.py`) and taken off, then those of the next axis. In float64, and what comes out is to be
-checked by building it: float32 kernels of sizes 3, 5 and 7 are built again to 3e-6. Fewer columns than channels say
-less, and some kernels of size 5 and more cannot be recovered then.
+The taps of `X = A(z₁)B(z₂) ⋯ S` along the first axis, with all other axes as columns, are the factors of A times the
+rest: the factors are found (`factorization.py`) and removed, then those of the next axis. This is done in float64, and
+the result must be checked by building it: float32 kernels of sizes 3, 5 and 7 are rebuilt to 3e-6. With fewer columns
+than channels there is less information, and some kernels of size 5 and more cannot be recovered.
 
 Note [Two reflections]
-A rotation R turns planes: for an eigenvector v of R + Rᵀ with `vᵀRv = cos θ` the span of v and Rv is one, turned by θ.
-There R is a product of two reflections, at the angles θ/2 and 0. Eigenvectors of R itself (±1) are taken in pairs.
+A rotation R turns planes: for an eigenvector v of R + Rᵀ with `vᵀRv = cos θ`, v and Rv span one, turned by θ. There R
+is a product of two reflections, at the angles θ/2 and 0. Eigenvectors of R itself (±1) are taken in pairs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _STILL = 1e-7  # sine of an angle below which a plane is taken to be turned by 0
 
 
 def nearest_rotation(columns: Tensor) -> Tensor:  # (c, m) → (c, c)
-    """The rotation (determinant 1) whose first columns are closest to these; m < c leaves a choice of the others."""
+    """The rotation (determinant 1) whose first columns are closest to these; for m < c the others are not unique."""
     m = columns.shape[1]
     u, _, vh = torch.linalg.svd(columns)
     rotation = torch.cat((u[:, :m] @ vh, u[:, m:]), 1)
-    # The direction that is least sure of its sign, or free.
+    # The direction whose sign is least certain, or free.
     weakest = u[:, -1:]
     return rotation if torch.linalg.det(rotation) > 0 else rotation - 2 * weakest @ (weakest.mT @ rotation)
 
@@ -42,7 +42,7 @@ def reflections(rotation: Tensor) -> Tensor:  # (c, c) → (2, ⌊c/2⌋, c)
     for v in torch.linalg.eigh(rotation + rotation.mT).eigenvectors.mT:
         for _ in range(2):  # twice is enough
             v = v - taken.mT @ (taken @ v)
-        if v.norm() < 0.5:  # its plane was there before
+        if v.norm() < 0.5:  # its plane has been taken already
             continue
         v = v / v.norm()
         turned = rotation @ v
@@ -73,7 +73,7 @@ def peel(
     eps: float,  # precision of the taps
     ranks: Sequence[int],
 ) -> tuple[list[list[Tensor]], Tensor]:  # bases (rank, c) of each axis, and (c, m, *(taps − counts))
-    """Take the factors of each axis off a kernel. Note [Peeling]."""
+    """Remove the factors of each axis from a kernel. Note [Peeling]."""
     bases: list[list[Tensor]] = []
     for axis, (count, rank) in enumerate(zip(counts, ranks, strict=True), 2):
         taps = x.movedim(axis, 0)
@@ -88,7 +88,7 @@ def decompose(
     counts: tuple[int, ...],
     rotate: bool,
 ) -> tuple[Tensor, Tensor]:  # (g, N, ⌊c/2⌋, c), (g, c, m, *(taps − counts))
-    """The bases from which `compose` builds a kernel, and what is left behind them: the inverse of `compose`."""
+    """The bases from which `compose` builds a kernel, and the remaining kernel: the inverse of `compose`."""
     bases, rest = [], []
     for x in kernel.double():
         axes, start = peel(x, counts, torch.finfo(kernel.dtype).eps, [len(x) // 2] * len(counts))

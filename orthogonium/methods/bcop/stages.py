@@ -1,10 +1,10 @@
-"""A strided kernel back to its two stages, a convolution of stride 1 and an orthogonal matrix that strides.
+"""From a strided kernel back to its two stages, a convolution of stride 1 and a strided orthogonal matrix.
 
 Note [Two stages]
 The taps of `K = Q ⊛ B` are `K[t] = Σ_a Q_a B[t − a]` over the places a of a tile. The columns of Q are orthonormal, so
-that `K[s]ᵀK[t] = Σ_a C[s − a, t − a]` with the Gram matrix `C[s, t] = B[s]ᵀB[t]`. This can be solved for C one tap
-after the other: along each axis `C[s, t] = S[s, t] − S[s − 1, t − 1] + C[s − e, t − e]`. C is B up to a rotation, which
-Q takes over. Then Q is the orthogonal matrix that overlaps most with what K asks for.
+`K[s]ᵀK[t] = Σ_a C[s − a, t − a]` with the Gram matrix `C[s, t] = B[s]ᵀB[t]`. This can be solved for C one tap after
+another: along each axis `C[s, t] = S[s, t] − S[s − 1, t − 1] + C[s − e, t − e]`. C determines B up to a rotation, which
+Q absorbs. Then Q is the orthogonal matrix that overlaps most with what K requires.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def inner_kernel(kernel: Tensor, channels: int, tile: tuple[int, ...]) -> Tensor
 
 
 def outer_matrix(kernel: Tensor, stage: Tensor, tile: tuple[int, ...]) -> Tensor:  # → (out, channels·∏e)
-    """What Q is asked to be by the taps of K, given B: `Σ_t K[t] B[t − a]ᵀ` for each place a of a tile."""
+    """What the taps of K require Q to be, given B: `Σ_t K[t] B[t − a]ᵀ` for each place a of a tile."""
     sizes = stage.shape[2:]
     parts = []
     for place in itertools.product(*(range(e) for e in tile)):
