@@ -2,7 +2,7 @@
 
 Note [What pays]
 Torch operators cost 5 to 10 µs each on a CPU, so small kernels gain most from a batch: 32 of 16 channels are built
-15 times as fast together as one by one; those of 256 channels take as long either way, and are not worth the copy. On
+ten times as fast together as one by one; those of 256 channels take as long either way, and are not worth the copy. On
 an accelerator each kernel launch costs about as much, while the arithmetic is much faster: there all equal weights are
 built together.
 

@@ -35,7 +35,7 @@ _STEEPEST = 2 * math.exp(-1.5)
 
 
 def attention_constant(step: float) -> float:
-    """The Lipschitz constant of `distance_attention`: `1 + 2e^(−3/2)·step`, for any number of tokens."""
+    """The Lipschitz constant of `distance_attention`: `1 + 2e^(−3/2)·step` (`step − 1` above 3.6), for any number of tokens."""
     return max(1 + _STEEPEST * step, step - 1)
 
 
@@ -62,8 +62,8 @@ class DistanceAttention(nn.Module):
     `1 + 2e^(−3/2)·step` (the proof is at the top of `layers/attention.py`). The layer is equivariant to permutations
     of the tokens. Each sample takes `tokens²·embed_dim` numbers of memory.
 
-    Guarantee: 1-Lipschitz on all inputs, for every number of tokens. The bound is attained by some inputs for every
-    even number of tokens.
+    Guarantee: 1-Lipschitz on all inputs, for every number of tokens. For steps up to 3.6 the bound is attained by some
+    inputs for every even number of tokens.
 
     Args:
         embed_dim: number of channels.
