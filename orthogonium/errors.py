@@ -1,4 +1,4 @@
-"""Errors and warnings of the library. Every error about input is a `ValueError` that states the rule, the values, a remedy."""
+"""Errors and warnings of the library. Errors about input are `ValueError`s with the rule, the values and a remedy."""
 
 from __future__ import annotations
 

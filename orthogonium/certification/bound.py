@@ -304,7 +304,7 @@ def _copied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
     """Certified upper bound of the Lipschitz constant of any model in the Euclidean norm, for inputs of a given shape.
 
-    The model is run and every operator of the run is bounded (see `walk`): constants multiply in series, add in sums, and
+    The model is run and all its operators are bounded (see `walk`): constants multiply in series, add in sums, and
     become √Σ² in concatenations (less where disjoint pieces are rejoined). Linear layers are measured, even ours;
     functions have known constants. Eval mode is usually wanted. Quotients found by ascent are compared with the result.
 

@@ -54,8 +54,8 @@ def convert(
     Args:
         model: any module that maps one tensor to one tensor. It is left unchanged.
         input_shape: shape of one sample, without the batch dimension.
-        method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" is used; "aol" for depthwise
-            convolutions, whose orthogonal kernels could only shift.
+        method: a key of `METHODS`. Where it has no layer like the one to be replaced, "aoc" is used; "aol" for
+            depthwise convolutions, whose orthogonal kernels could only shift.
         weights: "new" for a random start, "keep" to start from the weights of the model: the closest constrained ones,
             with biases, means and gates in the units that this implies, so the network starts close to the original.
             How close is measured (`agreement` and `same_class` of the result).

@@ -35,7 +35,7 @@ _STEEPEST = 2 * math.exp(-1.5)
 
 
 def attention_constant(step: float) -> float:
-    """The Lipschitz constant of `distance_attention`: `1 + 2e^(−3/2)·step` (`step − 1` above 3.6), for any number of tokens."""
+    """The constant of `distance_attention`, for any number of tokens: `1 + 2e^(−3/2)·step`; `step − 1` above 3.6."""
     return max(1 + _STEEPEST * step, step - 1)
 
 
