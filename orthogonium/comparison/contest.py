@@ -1,4 +1,4 @@
-"""One run, in a process of its own: `python -m orthogonium.comparison.contest FOLDER`.
+"""One run, in a process of its own: `python -m orthogonium.comparison FOLDER`.
 
 With a process for each run, memory is measured for that run alone, and if one crashes or is killed, the others go on.
 What to run is in `entry.json` of the folder; `result.json` is written last, so a run that has one is finished.
@@ -166,6 +166,3 @@ def _end_with_parent() -> None:
     os.read(sys.stdin.fileno(), 1)  # not through the object, whose lock Python wants back when it ends
     os._exit(INTERRUPTED)
 
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -114,7 +114,7 @@ def _run(plan: Plan, folder: ComparisonFolder, here: Progress, tell: Callable[[P
 @contextmanager
 def _process(place: Path, errors: int) -> Iterator[subprocess.Popen[bytes]]:
     """The process of a run, in a session of its own: it gets a Ctrl-C once, from here, and then saves its state."""
-    command = [sys.executable, "-m", "orthogonium.comparison.contest", str(place.resolve())]
+    command = [sys.executable, "-m", "orthogonium.comparison", str(place.resolve())]
     paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # contestants may be anywhere
     with subprocess.Popen(
         command,
