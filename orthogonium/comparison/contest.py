@@ -165,4 +165,3 @@ def main(folder: Path) -> None:
 def _end_with_parent() -> None:
     os.read(sys.stdin.fileno(), 1)  # not through the object, whose lock Python wants back when it ends
     os._exit(INTERRUPTED)
-
