@@ -170,6 +170,7 @@ def _outcome(result: RunResult) -> str:
 def _show(found: Comparison) -> None:
     """Print costs and accuracies; the page and the files have more."""
     from orthogonium.comparison.page import with_spread
+    from orthogonium.comparison.rows import milliseconds
     from orthogonium.report.sections import radius_text
 
     recipe = found.plan.recipe
@@ -181,7 +182,7 @@ def _show(found: Comparison) -> None:
             [
                 row.name,
                 "–" if f["parameters"] is None else f"{f['parameters'].mean:.0f}",
-                with_spread(f["step_seconds"], lambda x: f"{1e3 * x:.3g}"),
+                with_spread(f["step_seconds"], milliseconds),
                 with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
                 with_spread(f["steps"], lambda x: f"{x:.0f}"),
                 with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}"),

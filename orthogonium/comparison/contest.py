@@ -104,6 +104,7 @@ def _evaluated(
             _with_sigma(found, audit(model, tuple(images.shape[1:]))),
             bound_reason=" ".join(str(error).split()),
             accuracy=float((predictions == labels).double().mean()),
+            predicted_classes=len(predictions.unique()),
             attacked=curve.accuracy,
             attacked_inputs=len(index),
         )
@@ -120,6 +121,7 @@ def _evaluated(
         certified_of_attacked=tuple(full.compared.certified_accuracy_at(e) for e in recipe.eps),
         attacked_inputs=len(full.index),
         broken=full.broken,
+        predicted_classes=len(full.certificates.predictions.unique()),
         curve=(tuple(radii), tuple(proved)),
     )
 

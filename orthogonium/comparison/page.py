@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from orthogonium.certification.render import at_most
 from orthogonium.comparison.plan import ComparisonFolder, Plan
 from orthogonium.comparison.result import RunResult
-from orthogonium.comparison.rows import Row, Spread
+from orthogonium.comparison.rows import Row, Spread, milliseconds
 from orthogonium.report.machine import machine_line
 from orthogonium.report.scatter import Point, pareto_front, scatter_chart
 from orthogonium.report.sections import figure, percent, radius_text, versions
@@ -51,7 +51,7 @@ def _headline(plan: Plan, rows: Sequence[Row]) -> str:
         found.append(("Best clean accuracy", clean[0], percent(clean[1])))
     fast = _best(rows, lambda row: row.figures(plan.recipe.eps)["step_seconds"], largest=False)
     if fast is not None:
-        found.append(("Fastest step", fast[0], f"{1e3 * fast[1]:.3g} ms"))
+        found.append(("Fastest step", fast[0], f"{milliseconds(fast[1])} ms"))
     done, total = sum(len(row.results) for row in rows), plan.seeds * len(rows)
     bad = sum(not result.is_finished for row in rows for result in row.results)
     found.append(("Runs", f"{done} of {total}", f"{bad} failed or diverged" if bad else "none failed"))
@@ -94,7 +94,7 @@ def _table(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
                 labels[row.name] + ("" if row.status == "finished" else f" ({row.status})"),
                 *(with_spread(spread, percent) for spread in accuracies),
                 with_spread(f["steps"], lambda x: f"{x:.0f}"),
-                with_spread(f["step_seconds"], lambda x: f"{1e3 * x:.3g}"),
+                with_spread(f["step_seconds"], milliseconds),
                 with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
                 with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}", " MB"),
                 "–" if f["parameters"] is None else f"{f['parameters'].mean:,.0f}",

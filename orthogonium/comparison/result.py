@@ -39,6 +39,7 @@ class RunResult:
         certified_of_attacked: accuracy that is proved on those inputs.
         attacked_inputs: number of attacked inputs.
         broken: number of certificates that the attack broke: 0, unless there is a bug.
+        predicted_classes: number of classes that test inputs are given: 1 says that training collapsed.
         curve: radii, and the accuracy that is proved at each.
         history: a row for each epoch.
     """
@@ -65,6 +66,7 @@ class RunResult:
     certified_of_attacked: tuple[float, ...] | None = None
     attacked_inputs: int | None = None
     broken: int = 0
+    predicted_classes: int | None = None
     curve: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     history: tuple[Mapping[str, float], ...] = ()
 

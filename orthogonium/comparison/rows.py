@@ -103,6 +103,12 @@ class Row:
         broken = sum(result.broken for result in self.finished)
         if broken:
             found.append(f"{broken} certificates were broken by the attack: this is a bug.")
+        collapsed = [str(result.seed) for result in self.finished if result.predicted_classes == 1]
+        if collapsed:
+            found.append(
+                f"Collapsed, seed{'s' if len(collapsed) > 1 else ''} {', '.join(collapsed)}: all test inputs are given "
+                "the same class. The recipe does not suit it: try another learning rate."
+            )
         unproved = [result.bound_reason for result in self.finished if result.bound is None]
         if unproved:
             found.append(f"No Lipschitz constant is proved, so nothing is certified: {unproved[0]}")
@@ -129,6 +135,11 @@ class Row:
             "remarks": self.remarks,
             **figures,
         }
+
+
+def milliseconds(seconds: float) -> str:
+    """To three digits, or to the millisecond."""
+    return f"{1e3 * seconds:.3g}" if seconds < 0.1 else f"{1e3 * seconds:.0f}"
 
 
 def _short(x: float) -> str:

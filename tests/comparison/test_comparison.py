@@ -12,6 +12,7 @@ from orthogonium.comparison.contest import run
 from orthogonium.comparison.contestant import layer_counts
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds
 from orthogonium.comparison.plan import ComparisonFolder
+from orthogonium.comparison.rows import milliseconds
 from orthogonium.comparison.running import _TRACEBACK, _reason
 from orthogonium.errors import ParameterError
 from orthogonium.layers import AdaptiveOrthoConv2d
@@ -97,6 +98,15 @@ def test_rows_are_means_over_finished_runs_and_say_what_is_missing():
     assert row.remarks[:2] == ["Diverged, seed 2: NaN at step 3", "Means are over 2 of 3 seeds."]
     assert Row(AOC, results[:1], 3).status == "running"
     assert Row(AOC, results[:1], 1).figures((0.1, 0.5))["accuracy"].deviation is None
+
+
+def test_a_network_that_gives_all_inputs_one_class_is_no_quiet_zero():
+    row = Row(AOC, (finished(0, (0.0, 0.0), predicted_classes=1), finished(1, (0.5, 0.2), predicted_classes=10)), 2)
+    assert len(row.remarks) == 1 and row.remarks[0].startswith("Collapsed, seed 0: all test inputs are given the same")
+
+
+def test_milliseconds_have_no_exponent():
+    assert [milliseconds(s) for s in (0.00123, 0.119, 0.9996, 1.0654)] == ["1.23", "119", "1000", "1065"]
 
 
 def test_what_is_not_proved_is_not_claimed():
