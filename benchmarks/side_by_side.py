@@ -29,7 +29,7 @@ PEERS = {
 # By default glibc may return large blocks to the system at every call, by chance: page faults cost up to a third of a
 # step.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-HEATS = 4
+HEATS = 3
 NOT_INSTALLED = 3  # exit code of a benchmark whose peer is not to be had
 _differences: list[float] = []  # how far heats have differed since the last table
 TURN = 0.2  # seconds that a contestant repeats its job for: the first call after the others' turns finds cold caches

@@ -26,7 +26,7 @@ from orthogonium.building.shares import Shares
 from orthogonium.errors import DerivativeError, ParameterError
 from orthogonium.layers.eval_cache import same_values
 from orthogonium.layers.parametrization import Source
-from orthogonium.linalg.evaluation import autocasts, has_values, waits
+from orthogonium.linalg.evaluation import has_values, waits
 from orthogonium.linalg.products import full_arithmetic
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class _Leaf(Supply):
     def __init__(self, raw: tuple[Tensor, ...], built: Tensor) -> None:
         trains = any(p.requires_grad for p in raw)
         super().__init__(raw, built.detach().requires_grad_(trains))
-        self.built = built
+        self.built, self.device_type = built, built.device.type
         self.states = [state(p) for p in (*raw, self.weight)]
         # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
         self.values = [None if waits(p) else p.detach().clone() for p in raw]
@@ -55,7 +55,8 @@ class _Leaf(Supply):
             self.check()
             _refuse_unused()
         # Autocast would cast a leaf once for all its uses, and add up their gradients in half precision.
-        return self.weight.view_as(self.weight) if autocasts(self.weight) else self.weight
+        casts = torch.is_autocast_enabled(self.device_type)
+        return self.weight.view_as(self.weight) if casts else self.weight
 
     @staticmethod
     def _differs(p: Tensor, q: Tensor | None) -> bool:

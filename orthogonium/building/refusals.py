@@ -37,9 +37,12 @@ def _weights_of(inputs: Iterable[Any]) -> list[Tensor]:
     return [weight for block in _watched for i in ids & block.keys() for weight in block[i]]
 
 
+_signature = functools.lru_cache(inspect.signature)  # which takes as long as building a small weight
+
+
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, whose argument `inputs` must not contain a watched tensor."""
-    signature = inspect.signature(function)
+    signature = _signature(function)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

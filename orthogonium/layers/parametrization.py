@@ -142,6 +142,13 @@ class Constraint(nn.Module):
         dense, *bases = full_precision(self.kernel.factors, self.is_of_raw_alone)(*raw)
         return (dense if self.lipschitz == 1 else self.lipschitz * dense), *bases
 
+    def along_axes(self, raw: tuple[Tensor, ...]) -> list[Tensor]:
+        """What a layer applies instead of the weight, axis by axis: Note [Along axes] of `methods/aoc.py`."""
+        kernel: Any = self.kernel
+        shapes = kernel.axis_shapes
+        packed = self.kept_or_built(raw, "along axes", kernel.along_axes)
+        return [part.view(shape) for part, shape in zip(packed.split([*map(math.prod, shapes)]), shapes, strict=True)]
+
     def stages(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a layer applies instead of the weight, without the constant: Note [Series] of `methods/soc.py`."""
         assert isinstance(self.kernel, SkewExponentialKernel)
@@ -317,8 +324,8 @@ class Constrained(nn.Module):
         return chain is not None and not chain._forward_hooks and not chain._modules["0"]._forward_hooks
 
     def weight_of(self, source: Source | None) -> Tensor:
-        """`weight`, at half the cost of the property when it is kept."""
-        weight: Any = self.weight if source is None else source[0](*source[1])
+        """`weight`, at a third of the cost of the property when it is kept: a `source` has no hooks to be called."""
+        weight: Any = self.weight if source is None else source[0].forward(*source[1])
         return weight
 
     def reset_parameters(self) -> None:

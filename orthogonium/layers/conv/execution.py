@@ -19,15 +19,17 @@ from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
-from orthogonium.linalg.evaluation import autocasts, exports_to_onnx
+from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
 from orthogonium.methods.circle import left_of
 from orthogonium.methods.soc import SkewExponentialKernel
 
 # Note [In turn] of `methods/aoc.py`
-MOST_PIXELS = 32  # for each channel, over all intermediate images: limits the memory they take
+MOST_PIXELS = 32  # for each channel, over all intermediate images: with more, building the weight is faster
+MOST_BESIDE_AXES = 12  # the same if it need not be built: Note [Along axes]
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
+FEWEST_ALONG_AXES = 32  # the same of convolutions along axes
 FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_NUMBERS = 2**26  # in all images of a series: limits the memory they take
@@ -81,7 +83,8 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     if type(kernel) is not OrthogonalKernel or kernel.channels < FEWEST_CHANNELS:
         return False
     pixels = x.numel() // layer.in_channels
-    if not 0 < kernel.factor_count * pixels <= MOST_PIXELS * kernel.channels:
+    most = MOST_BESIDE_AXES if _has_axes(kernel, x) else MOST_PIXELS
+    if not 0 < kernel.factor_count * pixels <= most * kernel.channels:
         return False
     if not _goes_without_weight(layer, x, source):
         return False
@@ -96,13 +99,19 @@ def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     constraint, raw = source
     if constraint.keeps(raw) or constraint.supplied(raw) is not None:
         return False
-    # Half precision would round after each factor, and other memory formats would be lost.
-    if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided or not x.is_contiguous():
+    return x.is_contiguous() and _may_be_applied_apart(layer, x, source)  # other memory formats would be lost
+
+
+def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
+    """Whether parts of the weight do the same as the weight, and intermediate images are not rounded."""
+    # Half precision would round after each factor.
+    if x.dtype.itemsize < 4 or autocasts(x) or x.layout != torch.strided:
         return False
     # What torch refuses goes through the weight, so torch raises its own error.
-    if layer.bias is not None and layer.bias.dtype != x.dtype:
+    if source[1][0].dtype != x.dtype or (layer.bias is not None and layer.bias.dtype != x.dtype):
         return False
-    return _METHODS.isdisjoint(vars(constraint.kernel))  # where something else builds the weight, its parts say nothing
+    # Where something else builds the weight, its parts say nothing.
+    return _METHODS.isdisjoint(vars(source[0].kernel))
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
@@ -121,6 +130,37 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad_axis)
     y = standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:]))
     return y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
+
+
+# ── one axis of the weight after the other ──
+
+
+def _pays_along_axes(layer: Any, x: Tensor, source: Source | None) -> bool:
+    """Whether convolving along one axis after the other takes fewer products. Note [Along axes] of aoc."""
+    if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return False
+    constraint, raw = source
+    kernel = constraint.kernel
+    if type(kernel) is not OrthogonalKernel or not _has_axes(kernel, x) or constraint.supplied(raw) is not None:
+        return False
+    pixels = x.numel() // layer.in_channels
+    return kernel.channels * layer.groups * pixels <= MOST_NUMBERS and _may_be_applied_apart(layer, x, source)
+
+
+def _has_axes(kernel: OrthogonalKernel, x: Tensor) -> bool:
+    """Whether the kernel is worth taking apart. Other devices may need fewer products for 3×3 (Winograd)."""
+    return bool(kernel.axis_shapes) and kernel.channels >= FEWEST_ALONG_AXES and not waits(x)
+
+
+def _convolve_along_axes(layer: Any, x: Tensor, source: Source) -> Tensor:
+    constraint, raw = source
+    *others, last = constraint.along_axes(raw)
+    left = set(range(layer.dims))  # borders that are still to be added: the last kernel adds the rest of them
+    for kernel in others:
+        own = [axis for axis, k in enumerate(kernel.shape[2:]) if k > 1]
+        left.difference_update(own)
+        x = convolve(x, kernel, None, layer.border.along(own), layer.dilation, layer.groups)
+    return convolve(x, last, layer.bias, layer.border.along(left), layer.dilation, layer.groups)
 
 
 # ── the series of a skew kernel, term by term ──
@@ -242,6 +282,7 @@ def adjoint(layer: Any, y: Tensor) -> Tensor:
 
 EXECUTIONS = (
     Execution("factors in turn", _pays_in_turn, _apply_in_turn),
+    Execution("along axes", _pays_along_axes, _convolve_along_axes),
     Execution("series", _pays_in_series, _apply_series),
     Execution("frequencies", _multiplies_frequencies, _multiply_frequencies),
     Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),

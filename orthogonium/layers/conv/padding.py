@@ -14,7 +14,7 @@ contraction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import add, sub
@@ -86,6 +86,13 @@ class Border:
     def moved(self, ahead: tuple[int, ...]) -> Border:
         """The same number of windows, each `ahead` pixels further to the left."""
         return replace(self, left=tuple(map(add, self.left, ahead)), right=tuple(map(sub, self.right, ahead)))
+
+    def along(self, axes: Collection[int]) -> Border:
+        """Only what is added on these axes."""
+        left, right = (
+            tuple(p if axis in axes else 0 for axis, p in enumerate(amounts)) for amounts in (self.left, self.right)
+        )
+        return replace(self, left=left, right=right)
 
     def adjoint(self) -> Border:
         """The border of the adjoint, for stride 1."""

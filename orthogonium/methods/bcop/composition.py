@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.linalg.evaluation import HandWritten, evaluate
-from orthogonium.methods.bcop.factors import apply_to_kernel
+from orthogonium.methods.bcop.factors import all_taps, apply_taps, apply_to_kernel, multiply_taps, taps_of
 
 _FEW = 128  # channels up to which operators cost more than their arithmetic
 
@@ -59,10 +59,9 @@ def compose(
     counts = tuple(k - 1 for k in sizes)
     columns = bases.shape[-1] if columns is None else columns
     channels = bases.shape[-1]
-    # One channel has projectors of rank 0; a kernel of one tap is a rotation alone.
-    suits = start is None and channels > 1 and {2} <= set(counts) <= {0, 2}
+    suits = start is None and _has_three_taps(bases, counts)
     if suits and (channels <= _FEW or 4 * columns > 3 * channels):  # Note [Three taps]
-        return evaluate(_ThreeTaps, bases.contiguous(), columns, counts)
+        return evaluate(_ThreeTaps, evaluate(_Taps, bases.contiguous()), columns, counts)
     return _by_factors(bases, counts, start, columns)
 
 
@@ -79,14 +78,41 @@ def _by_factors(bases: Tensor, counts: tuple[int, ...], start: Tensor | None, co
     return x
 
 
-class _ThreeTaps(HandWritten):
-    """(bases, columns, factors of each axis) → kernel. Note [Three taps]."""
+def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tensor]:  # (g, N, r, c) → (g, c, m, k) each
+    """One kernel for each axis with several taps; applied to an image from the last to the first, they do as `compose`.
+
+    The last of them contains the rotation.
+    """
+    counts = tuple(k - 1 for k in sizes)
+    taps: list[Sequence[Tensor]]
+    if _has_three_taps(bases, counts):
+        first, *pairs = evaluate(_Taps, bases.contiguous()).unbind(1)
+        x, taps = _rotation_of(first, columns), [pair.chunk(2, 1) for pair in pairs]
+    else:
+        first, *axes = bases.split((2, *counts), 1)
+        x = rotation(first, columns)
+        taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
+    return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], x.unsqueeze(-1), 3)]
+
+
+def _has_three_taps(bases: Tensor, counts: tuple[int, ...]) -> bool:
+    """Whether each axis has one pair of factors, or none. One channel has projectors of rank 0."""
+    return bases.shape[-1] > 1 and {2} <= set(counts) <= {0, 2}
+
+
+def _rotation_of(pair: Tensor, columns: int) -> Tensor:  # (g, 2c, c) → (g, c, m)
+    """The first columns of `I − 2A_1`."""
+    channels = pair.shape[2]
+    identity = torch.eye(channels, columns, dtype=pair.dtype, device=pair.device)
+    return identity.sub(pair[:, channels:, :columns], alpha=2)
+
+
+class _Taps(HandWritten):
+    """Bases → `A_0` above `A_1`, for each pair of them. Note [Three taps]."""
 
     @staticmethod
-    def compute(
-        bases: Tensor, columns: int, counts: tuple[int, ...]
-    ) -> tuple[Tensor, list[Tensor]]:  # (g, N, r, c) → (g, c, m, *k)
-        """The kernel; MNᵀ, the coordinates Kₙ, the taps, and what each axis was applied to."""
+    def compute(bases: Tensor) -> tuple[Tensor, list[Tensor]]:  # (g, 2n, r, c) → (g, n, 2c, c)
+        """The taps; MNᵀ and the coordinates Kₙ."""
         g, n, r, c = bases.shape
         m, below = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
@@ -94,41 +120,16 @@ class _ThreeTaps(HandWritten):
         overlap = multiply(m, below.mT)
         inner = multiply(overlap, below)
         product = multiply(m.mT, inner)
-        taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1).view(g, n // 2, 2 * c, c)
-        x = torch.eye(c, columns, dtype=bases.dtype, device=bases.device).sub(taps[:, 0, c:, :columns], alpha=2)
-        kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
-        steps = []
-        for pair in reversed(range(1, n // 2)):  # the last axis is applied first; its taps come last
-            steps.append(x)
-            first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
-            terms = first, second, (x - first).sub_(second)
-            if pair > 1:
-                x = torch.stack(terms, 2).view(g, c, -1)
-        # The taps of all axes go behind the columns.
-        torch.stack([z.reshape(g, c, -1, columns).mT for z in terms], 3, out=kernel.view(g, c, columns, 3, -1))
-        return kernel, [overlap, inner, taps, *steps]
+        taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1)
+        return taps.view(g, n // 2, 2 * c, c), [overlap, inner]
 
     @staticmethod
-    def adjoint(
-        inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
-    ) -> tuple[Tensor, None, None]:
-        """From the outermost axis to the rotation, then from all taps to the bases."""
-        bases, columns = inputs[:2]
-        overlap, inner, taps, *steps = saved
-        g, n, r, c = bases.shape
-        grad_taps = torch.zeros_like(taps)
-        grad = grad.reshape(g, c, columns, -1).mT
-        for pair in range(1, n // 2):
-            x = steps.pop()
-            parts = grad.view(g, c, 3, -1, columns).transpose(1, 2)
-            last = parts[:, 2:].contiguous()
-            above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
-            torch.bmm(above, x.mT, out=grad_taps[:, pair])
-            grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
-        grad_taps[:, 0, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
-        # A_0 = PQ and A_1 = P + Q − 2PQ
+    def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor]:
+        """`A_0 = PQ` and `A_1 = P + Q − 2PQ`."""
+        (bases,), (overlap, inner) = inputs, saved
+        r, c = bases.shape[2:]
         multiply = _product(c)
-        of_product, of_sum = grad_taps.view(-1, 2, c, c).unbind(1)
+        of_product, of_sum = grad.reshape(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
         m, below = bases.view(-1, 2, r, c).unbind(1)
         of_inner = multiply(m, of_product)
@@ -136,12 +137,65 @@ class _ThreeTaps(HandWritten):
         result = multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
         result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, below))
         result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, m))
-        return result.view(bases.shape), None, None
+        return (result.view(bases.shape),)
 
     @classmethod
-    def plain(cls, bases: Tensor, columns: int, counts: tuple[int, ...]) -> Tensor:
-        """By single factors."""
-        return _by_factors(bases, counts, None, columns)
+    def plain(cls, bases: Tensor) -> Tensor:
+        """One product after the other."""
+        g, n, r, c = bases.shape
+        return torch.cat(taps_of(bases.reshape(-1, 2, r, c)), 1).view(g, n // 2, 2 * c, c)
+
+
+class _ThreeTaps(HandWritten):
+    """(taps, columns, factors of each axis) → kernel. Note [Three taps]."""
+
+    @staticmethod
+    def compute(
+        taps: Tensor, columns: int, counts: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:  # (g, n, 2c, c) → (g, c, m, *k)
+        """The kernel, and what each axis was applied to."""
+        g, n, _, c = taps.shape
+        x = _rotation_of(taps[:, 0], columns)
+        kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
+        steps = []
+        for pair in reversed(range(1, n)):  # the last axis is applied first; its taps come last
+            steps.append(x)
+            first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
+            terms = first, second, (x - first).sub_(second)
+            if pair > 1:
+                x = torch.stack(terms, 2).view(g, c, -1)
+        # The taps of all axes go behind the columns.
+        torch.stack([z.reshape(g, c, -1, columns).mT for z in terms], 3, out=kernel.view(g, c, columns, 3, -1))
+        return kernel, steps
+
+    @staticmethod
+    def adjoint(
+        inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
+    ) -> tuple[Tensor, None, None]:
+        """From the outermost axis to the rotation."""
+        taps, columns = inputs[:2]
+        g, n, _, c = taps.shape
+        grad_taps = torch.zeros_like(taps)
+        grad = grad.reshape(g, c, columns, -1).mT
+        for pair in range(1, n):
+            x = saved.pop()
+            parts = grad.view(g, c, 3, -1, columns).transpose(1, 2)
+            last = parts[:, 2:].contiguous()
+            above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
+            torch.bmm(above, x.mT, out=grad_taps[:, pair])
+            grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
+        grad_taps[:, 0, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
+        return grad_taps, None, None
+
+    @classmethod
+    def plain(cls, taps: Tensor, columns: int, counts: tuple[int, ...]) -> Tensor:
+        """Axis by axis."""
+        first, *pairs = taps.unbind(1)
+        x = _rotation_of(first, columns).reshape(len(taps), -1, columns, *(1 for _ in counts))
+        axes = [axis for axis, count in enumerate(counts, 3) if count]
+        for pair, axis in zip(reversed(pairs), reversed(axes), strict=True):
+            x = apply_taps(pair.chunk(2, 1), x, axis)
+        return x
 
 
 def _product(channels: int) -> Callable[[Tensor, Tensor], Tensor]:

@@ -85,7 +85,11 @@ def multiply_taps(parts: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """All taps but the last of a product, from those of its parts."""
     *others, taps = parts
     for part in reversed(others):
-        identity = torch.eye(taps[0].shape[-1], dtype=taps[0].dtype, device=taps[0].device)
-        kernel = torch.stack((*taps, reduce(torch.sub, taps, identity)), -1)  # (g, c, c, n + 1)
-        taps = apply_taps(part, kernel, 3).unbind(-1)[:-1]
+        taps = apply_taps(part, all_taps(taps), 3).unbind(-1)[:-1]
     return taps
+
+
+def all_taps(taps: Sequence[Tensor]) -> Tensor:  # n of (g, c, c) → (g, c, c, n + 1)
+    """The kernel with these taps and the last one."""
+    identity = torch.eye(taps[0].shape[-1], dtype=taps[0].dtype, device=taps[0].device)
+    return torch.stack((*taps, reduce(torch.sub, taps, identity)), -1)

@@ -148,9 +148,9 @@ def test_what_is_cheaper_with_the_weight(calls):
 
 def test_few_channels_use_the_weight(monkeypatch):
     monkeypatch.undo()
-    for channels in (47, 48):
+    for channels, name in ((31, "padded"), (32, "along axes"), (47, "along axes"), (48, "factors in turn")):
         layer, x = make((channels, channels, 1), (3, 3)), torch.randn(1, channels, 4, 4, dtype=torch.float64)
-        assert execution.select_execution(layer, x).name == ("padded" if channels < 48 else "factors in turn")
+        assert execution.select_execution(layer, x).name == name
 
 
 def test_the_weight_is_kept_in_eval(calls):
