@@ -56,6 +56,7 @@ def without(path: str | None, job: str, **arguments):
     import torch
 
     switches = {
+        "along axes": ("orthogonium.layers.conv.execution.FEWEST_ALONG_AXES", 10**9),
         "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
         "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
         "memcmp": ("orthogonium.layers.eval_cache.same_values", torch.equal),
@@ -77,7 +78,9 @@ def without(path: str | None, job: str, **arguments):
 
 
 ROWS = [  # what it is, switch, job, kind of network, padding, batch
-    ("factors applied in turn", "in turn", "training", "ours", "zeros", 16),
+    ("convolving along one axis after the other", "along axes", "training", "ours", "zeros", 64),
+    ("convolving along one axis after the other", "along axes", "evaluation", "ours", "zeros", 16),
+    ("factors applied in turn", "in turn", "training", "ours", "zeros", 8),
     ("Fourier transforms for kernels as large as the image", "frequencies", "whole images", "cayley", "circular", 16),
     ("`memcmp` instead of `torch.equal` for stale weights", "memcmp", "evaluation", "ours", "zeros", 1),
     ("derivative of circular padding by hand", "wrap", "training", "ours", "circular", 16),

@@ -1,7 +1,6 @@
 """Convolving along one axis after the other: the function, the gradients and the guarantee of the whole weight."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -12,14 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium import certify
 from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveOrthoConvTranspose2d, MaxMin, OrthoLinear
-from orthogonium.layers.conv import aoc, execution
+from orthogonium.layers.conv import execution
 from orthogonium.layers.conv.execution import select_execution
 from orthogonium.methods.aoc import OrthogonalKernel
+from tests.layers.conv.executions import BORDERS, make, with_border
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (7, 7, 1)]
 KERNELS = {2: [(3, 3), (2, 4), (5, 5), (3, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3), (1, 3, 3)]}
 SIZES = {2: (7, 8), 3: (5, 6, 5)}
-BORDERS = [("same", "zeros"), ("same", "circular"), ("valid", "zeros"), (1, "zeros"), (1, "circular")]
 AXES = "along axes"
 
 
@@ -44,14 +43,6 @@ def builds(monkeypatch):
     return found
 
 
-def make(channels, kernel, dtype=torch.float64, **options):
-    ci, co, groups = channels
-    layer = getattr(aoc, f"AdaptiveOrthoConv{len(kernel)}d")(ci, co, kernel, groups=groups, dtype=dtype, **options)
-    if layer.bias is not None:
-        nn.init.normal_(layer.bias)
-    return layer
-
-
 def with_the_weight(layer, x):
     with parametrize.cached():  # the cache of torch is that of the weight: it must be built
         assert select_execution(layer, x).name == "padded"
@@ -63,14 +54,7 @@ def with_the_weight(layer, x):
 @pytest.mark.parametrize("channels", CHANNELS, ids=str)
 @pytest.mark.parametrize("dims", [2, 3])
 def test_the_same_function_and_gradients_as_with_the_weight(dims, channels, border):
-    padding, mode = border
-    for kernel, dilation in itertools.product(KERNELS[dims], (1, 2)):
-        if padding == 1 and mode == "circular" and any(dilation * (k - 1) < 2 for k in kernel):
-            continue  # repeats windows: refused
-        layer = make(channels, kernel, dilation=dilation, padding=padding, padding_mode=mode)
-        room = [n + a + b for n, a, b in zip(SIZES[dims], layer.border.left, layer.border.right, strict=True)]
-        if any(extent > n for extent, n in zip(layer.geometry.extent, room, strict=True)):
-            continue
+    for layer in with_border(channels, KERNELS[dims], border, SIZES[dims]):
         x = torch.randn(2, channels[0], *SIZES[dims], dtype=torch.float64, requires_grad=True)
         saves = bool(layer.parametrizations.weight[0].kernel.axis_shapes)
         assert (select_execution(layer, x).name == AXES) == saves

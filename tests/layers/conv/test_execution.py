@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.errors import ShapeError
 from orthogonium.layers.conv import aoc, execution
-from tests.layers.conv.executions import count_in_turn
+from tests.layers.conv.executions import BORDERS, count_in_turn, make, with_border
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (3, 3, 3)]
 KERNELS = {2: [(3, 3), (2, 4), (5, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3)]}
@@ -27,16 +27,6 @@ STRIDED = [  # channels, kernel, stride
     ((4, 7, 1), (3, 3), (2, 1)),
     ((3, 20, 1), (3, 3, 3), (2, 2, 2)),
 ]
-BORDERS = [("same", "zeros"), ("same", "circular"), ("valid", "zeros"), (1, "zeros"), (1, "circular")]
-
-
-def make(channels, kernel, dtype=torch.float64, **options):
-    ci, co, groups = channels
-    layer = getattr(aoc, f"AdaptiveOrthoConv{len(kernel)}d")
-    layer = layer(ci, co, kernel, groups=groups, dtype=dtype, **options)
-    if layer.bias is not None:
-        nn.init.normal_(layer.bias)
-    return layer
 
 
 @pytest.fixture(autouse=True)
@@ -71,14 +61,8 @@ def assert_same_as_with_the_weight(layer, shape, calls):
 @pytest.mark.parametrize("dims", [2, 3])
 def test_the_same_function_and_gradients_as_with_the_weight(dims, channels, border, calls, monkeypatch):
     monkeypatch.setattr(execution, "MOST_PIXELS", 10**4)
-    padding, mode = border
-    for kernel, dilation in itertools.product(KERNELS[dims], (1, 2)):
-        if padding == 1 and mode == "circular" and any(dilation * (k - 1) < 2 for k in kernel):
-            continue  # repeats windows: refused
-        layer = make(channels, kernel, dilation=dilation, padding=padding, padding_mode=mode)
-        room = [n + a + b for n, a, b in zip(SIZES[dims], layer.border.left, layer.border.right, strict=True)]
-        if all(extent <= n for extent, n in zip(layer.geometry.extent, room, strict=True)):
-            assert_same_as_with_the_weight(layer, (2, channels[0], *SIZES[dims]), calls)
+    for layer in with_border(channels, KERNELS[dims], border, SIZES[dims]):
+        assert_same_as_with_the_weight(layer, (2, channels[0], *SIZES[dims]), calls)
 
 
 @pytest.mark.parametrize("border", BORDERS, ids=str)
