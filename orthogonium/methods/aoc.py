@@ -70,6 +70,7 @@ class OrthogonalKernel(ConvKernel):
         self.dense_first = not self.has_rko and co >= ci
         self.factor_count = self._count_factors()
         self.axis_shapes = self._shapes_along_axes()
+        self.axis_savings = math.prod(geometry.weight_shape) - sum(map(math.prod, self.axis_shapes))  # per pixel
 
     @property
     def raw_shapes(self) -> list[tuple[int, ...]]:

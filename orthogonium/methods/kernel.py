@@ -72,6 +72,7 @@ class ConvKernel(Kernel):
     geometry: ConvGeometry
     trainable = True  # whether there is more than one such kernel
     smallest = 0.0  # lower bound on the singular values, on the infinite lattice
+    axis_shapes: tuple[tuple[int, ...], ...] = ()  # of weights to apply instead, in turn, if that is cheaper
 
     @property
     def weight_geometry(self) -> ConvGeometry:

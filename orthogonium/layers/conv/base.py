@@ -119,6 +119,7 @@ class ConstrainedConv(ConstrainedConvNd):
         sizes |= {"padding": 0 if own_padding else padding, "padding_mode": padding_mode}
         super().__init__(**sizes, **bias_and_storage)
         self._constrain(kernel, geometry, border, lipschitz)
+        self.axis_borders = border.along_axes(kernel.axis_shapes)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""

@@ -30,6 +30,7 @@ MOST_PIXELS = 32  # for each channel, over all intermediate images: with more, b
 MOST_BESIDE_AXES = 12  # the same if it need not be built: Note [Along axes]
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
 FEWEST_ALONG_AXES = 32  # the same of convolutions along axes
+FEWEST_SAVED = 2**20  # products: with fewer, another convolution costs more than it saves
 FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_NUMBERS = 2**26  # in all images of a series: limits the memory they take
@@ -144,7 +145,9 @@ def _pays_along_axes(layer: Any, x: Tensor, source: Source | None) -> bool:
     if type(kernel) is not OrthogonalKernel or not _has_axes(kernel, x) or constraint.supplied(raw) is not None:
         return False
     pixels = x.numel() // layer.in_channels
-    return kernel.channels * layer.groups * pixels <= MOST_NUMBERS and _may_be_applied_apart(layer, x, source)
+    if pixels * kernel.axis_savings < FEWEST_SAVED or kernel.channels * layer.groups * pixels > MOST_NUMBERS:
+        return False
+    return _may_be_applied_apart(layer, x, source)
 
 
 def _has_axes(kernel: OrthogonalKernel, x: Tensor) -> bool:
@@ -153,14 +156,11 @@ def _has_axes(kernel: OrthogonalKernel, x: Tensor) -> bool:
 
 
 def _convolve_along_axes(layer: Any, x: Tensor, source: Source) -> Tensor:
-    constraint, raw = source
-    *others, last = constraint.along_axes(raw)
-    left = set(range(layer.dims))  # borders that are still to be added: the last kernel adds the rest of them
-    for kernel in others:
-        own = [axis for axis, k in enumerate(kernel.shape[2:]) if k > 1]
-        left.difference_update(own)
-        x = convolve(x, kernel, None, layer.border.along(own), layer.dilation, layer.groups)
-    return convolve(x, last, layer.bias, layer.border.along(left), layer.dilation, layer.groups)
+    *others, last = zip(source[0].along_axes(source[1]), layer.axis_borders, strict=True)
+    for weight, border in others:
+        x = convolve(x, weight, None, border, layer.dilation, layer.groups)
+    weight, border = last
+    return convolve(x, weight, layer.bias, border, layer.dilation, layer.groups)
 
 
 # ── the series of a skew kernel, term by term ──

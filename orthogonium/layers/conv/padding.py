@@ -14,7 +14,7 @@ contraction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import add, sub
@@ -87,12 +87,16 @@ class Border:
         """The same number of windows, each `ahead` pixels further to the left."""
         return replace(self, left=tuple(map(add, self.left, ahead)), right=tuple(map(sub, self.right, ahead)))
 
-    def along(self, axes: Collection[int]) -> Border:
-        """Only what is added on these axes."""
-        left, right = (
-            tuple(p if axis in axes else 0 for axis, p in enumerate(amounts)) for amounts in (self.left, self.right)
-        )
-        return replace(self, left=left, right=right)
+    def along_axes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Border, ...]:
+        """What each of these weights adds to the image: on its own axis, and the last on axes with a single tap."""
+        axes = [[axis for axis, k in enumerate(shape[2:]) if k > 1] for shape in shapes]
+        if axes:
+            axes[-1] += set(range(len(self.left))).difference(*axes)
+        return tuple(replace(self, left=self._only(self.left, own), right=self._only(self.right, own)) for own in axes)
+
+    @staticmethod
+    def _only(amounts: tuple[int, ...], axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(p if axis in axes else 0 for axis, p in enumerate(amounts))
 
     def adjoint(self) -> Border:
         """The border of the adjoint, for stride 1."""

@@ -26,6 +26,7 @@ AXES = "along axes"
 def any_size(monkeypatch):
     """Also for small layers, and for images that factors in turn would otherwise be applied to."""
     monkeypatch.setattr(execution, "FEWEST_ALONG_AXES", 1)
+    monkeypatch.setattr(execution, "FEWEST_SAVED", 1)
     monkeypatch.setattr(execution, "FEWEST_CHANNELS", 10**9)
 
 
@@ -229,6 +230,9 @@ def test_what_goes_through_the_weight():
         assert select_execution(other, torch.randn(1, other.in_channels, 6, 6)).name != AXES
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "MOST_NUMBERS", 8 * 24)
+        assert select_execution(make((8, 8, 1), (3, 3), torch.float32), x).name == "padded"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "FEWEST_SAVED", 3 * 8 * 8 * 25 + 1)
         assert select_execution(make((8, 8, 1), (3, 3), torch.float32), x).name == "padded"
 
 

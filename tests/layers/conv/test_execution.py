@@ -132,8 +132,14 @@ def test_what_is_cheaper_with_the_weight(calls):
 
 def test_few_channels_use_the_weight(monkeypatch):
     monkeypatch.undo()
-    for channels, name in ((31, "padded"), (32, "along axes"), (47, "along axes"), (48, "factors in turn")):
-        layer, x = make((channels, channels, 1), (3, 3)), torch.randn(1, channels, 4, 4, dtype=torch.float64)
+    for channels, size, name in (
+        (31, 32, "padded"),
+        (32, 32, "along axes"),
+        (47, 4, "padded"),
+        (48, 4, "factors in turn"),
+        (48, 32, "along axes"),
+    ):
+        layer, x = make((channels, channels, 1), (3, 3)), torch.randn(1, channels, size, size, dtype=torch.float64)
         assert execution.select_execution(layer, x).name == name
 
 
