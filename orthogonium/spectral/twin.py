@@ -21,7 +21,7 @@ _AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 5e-2, tor
 def exact_twin(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> Callable[[Tensor], Tensor] | None:
     """A function on float64 batches that computes what `fn` does; None if there is none.
 
-    The twin of a module is a copy in float64 whose weights are the numbers the module applies: parametrizations are
+    The twin of a module is a copy in float64 whose weights are the numbers of the module: parametrizations are
     evaluated in the module's dtype and removed. A function is its own twin if it accepts float64. A copy that fails, or
     whose values differ from those of `fn` by more than the rounding of its dtype, is no twin.
 

@@ -60,7 +60,7 @@ def convolved(call: Call) -> Effect:
     if bias is not None:
         added = norm_of_sample(call, constant_of(bias).reshape(-1, *[1] * dims))
     local = product_rounding(call, terms, found.upper_bound, absolute, added, conv=True)
-    step = layer_step(call, found, (torch.nn.modules.conv._ConvNd,))
+    step = layer_step(call, found, (torch.nn.modules.conv._ConvNd,), weight.shape)
     origin = Transposed(weight, groups, geometry, form, tuple(x.shape[2:])) if transposed else None
     return Effect((form.scaled(square(found.upper_bound)),), owner, local, origin, step)
 

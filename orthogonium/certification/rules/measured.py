@@ -12,6 +12,7 @@ from torch import Tensor
 from orthogonium.certification.rounding import product_roundoff, sum_growth, sum_roundoff, unit_roundoff
 from orthogonium.certification.rules.call import NOT_FINITE, Call, Local, NoBound
 from orthogonium.errors import OrthogoniumError
+from orthogonium.layers.conv.base import ConstrainedConv
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.spectral import Spectrum, convolution, spectrum
 
@@ -97,17 +98,26 @@ def norm_of_sample(call: Call, constant: Tensor) -> float:
     return norm / math.sqrt(call.walk.batch) * (1 + 1e-12) if front else norm
 
 
-def layer_step(call: Call, found: Spectrum | None, kinds: tuple[type, ...]) -> dict[str, Any] | None:
-    """The layer in the report, named after the module it runs in if that is such a layer."""
+def layer_step(
+    call: Call, found: Spectrum | None, kinds: tuple[type, ...], shape: Sequence[int] = ()
+) -> dict[str, Any] | None:
+    """The layer in the report, named after the module it runs in if that is such a layer.
+
+    A layer that applies several weights makes a promise for each, by its `shape`.
+    """
     if found is None:
         return None
     module = call.walk.module
     layer = module if isinstance(module, kinds) else None
     guarantee = getattr(layer, "guarantee", None)
     guarantee = guarantee if isinstance(guarantee, Guarantee) else None
+    operation = type(layer).__name__.removeprefix("Parametrized") if layer is not None else call.name
+    part = layer.promise_along_axis(shape) if isinstance(layer, ConstrainedConv) else None
+    if part is not None:
+        guarantee, operation = part, f"{operation}, {'×'.join(map(str, shape[2:]))}"
     factor = found.upper_bound
     return {
-        "operation": type(layer).__name__.removeprefix("Parametrized") if layer is not None else call.name,
+        "operation": operation,
         "factor": factor,
         "kind": found.kind,
         "sigma_min": found.sigma_min,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -109,6 +110,8 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
 class ConstrainedConv(ConstrainedConvNd):
     """Base of constrained convolutions; mixed with `nn.Conv1d`, `nn.Conv2d` or `nn.Conv3d`."""
 
+    _axis_shapes: tuple[tuple[int, ...], ...] = ()  # of weights along axes
+
     def __init__(
         self, kernel: ConvKernel, padding: Size | str, padding_mode: str, lipschitz: float, **bias_and_storage: Any
     ) -> None:
@@ -119,7 +122,21 @@ class ConstrainedConv(ConstrainedConvNd):
         sizes |= {"padding": 0 if own_padding else padding, "padding_mode": padding_mode}
         super().__init__(**sizes, **bias_and_storage)
         self._constrain(kernel, geometry, border, lipschitz)
-        self.axis_borders = border.along_axes(kernel.axis_shapes)
+        self._axis_shapes, self._axis_borders = kernel.axis_shapes, (border, border.along_axes(kernel.axis_shapes))
+
+    @property
+    def axis_borders(self) -> tuple[Border, ...]:
+        """What is added to the image for each weight along an axis. Note [Along axes] of `methods/aoc.py`."""
+        if self._axis_borders[0] is not self.border:
+            self._axis_borders = self.border, self.border.along_axes(self._axis_shapes)
+        return self._axis_borders[1]
+
+    def promise_along_axis(self, shape: Sequence[int]) -> Guarantee | None:
+        """What is promised of the weight of this shape, if it is one along an axis: the last has the constant."""
+        shapes = self._axis_shapes
+        if tuple(shape) not in shapes:
+            return None
+        return self.guarantee if tuple(shape) == shapes[-1] else replace(self.guarantee, constant=1.0)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve an image or a batch of images."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
-from orthogonium.layers.parametrization import Source, standard_strides
+from orthogonium.layers.parametrization import Constrained, Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
@@ -30,10 +30,10 @@ MOST_PIXELS = 32  # for each channel, over all intermediate images: with more, b
 MOST_BESIDE_AXES = 12  # the same if it need not be built: Note [Along axes]
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
 FEWEST_ALONG_AXES = 32  # the same of convolutions along axes
-FEWEST_SAVED = 2**20  # products: with fewer, another convolution costs more than it saves
+FEWEST_SAVED = 2**19  # products of an image: with fewer, another convolution costs more than it saves
 FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
-MOST_NUMBERS = 2**26  # in all images of a series: limits the memory they take
+MOST_NUMBERS = 2**26  # in all images of a series, or along an axis: limits the memory they take
 
 # Methods that build a kernel and that an instance may replace.
 _KERNELS = (OrthogonalKernel, SkewExponentialKernel)
@@ -112,7 +112,8 @@ def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
     if source[1][0].dtype != x.dtype or (layer.bias is not None and layer.bias.dtype != x.dtype):
         return False
     # Where something else builds the weight, its parts say nothing.
-    return _METHODS.isdisjoint(vars(source[0].kernel))
+    own = getattr(layer.weight_of, "__func__", None) is Constrained.weight_of
+    return own and _METHODS.isdisjoint(vars(source[0].kernel))
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
@@ -144,10 +145,11 @@ def _pays_along_axes(layer: Any, x: Tensor, source: Source | None) -> bool:
     kernel = constraint.kernel
     if type(kernel) is not OrthogonalKernel or not _has_axes(kernel, x) or constraint.supplied(raw) is not None:
         return False
-    pixels = x.numel() // layer.in_channels
-    if pixels * kernel.axis_savings < FEWEST_SAVED or kernel.channels * layer.groups * pixels > MOST_NUMBERS:
+    if math.prod(x.shape[-layer.dims :]) * kernel.axis_savings < FEWEST_SAVED:
         return False
-    return _may_be_applied_apart(layer, x, source)
+    # In eval the batch must not decide: a bound is that of the weights that run, for any batch.
+    numbers = kernel.channels * layer.groups * x.numel() // layer.in_channels
+    return (numbers <= MOST_NUMBERS or constraint.keeps(raw)) and _may_be_applied_apart(layer, x, source)
 
 
 def _has_axes(kernel: OrthogonalKernel, x: Tensor) -> bool:

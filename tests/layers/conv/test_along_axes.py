@@ -1,18 +1,22 @@
 """Convolving along one axis after the other: the function, the gradients and the guarantee of the whole weight."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from orthogonium import certify
+from orthogonium import audit, certify, lipschitz_bound
+from orthogonium.certification.precise import in_precision
 from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveOrthoConvTranspose2d, MaxMin, OrthoLinear
 from orthogonium.layers.conv import execution
 from orthogonium.layers.conv.execution import select_execution
+from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
 from tests.layers.conv.executions import BORDERS, make, with_border
 
@@ -229,11 +233,74 @@ def test_what_goes_through_the_weight():
     ):
         assert select_execution(other, torch.randn(1, other.in_channels, 6, 6)).name != AXES
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "MOST_NUMBERS", 8 * 24)
+        patch.setattr(execution, "MOST_NUMBERS", 8 * 24)  # in training
         assert select_execution(make((8, 8, 1), (3, 3), torch.float32), x).name == "padded"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "FEWEST_SAVED", 3 * 8 * 8 * 25 + 1)
         assert select_execution(make((8, 8, 1), (3, 3), torch.float32), x).name == "padded"
+
+
+def test_subclasses_with_a_weight_of_their_own():
+    class Half(AdaptiveOrthoConv2d):
+        def weight_of(self, source):
+            return 0.5 * super().weight_of(source)
+
+    layer, x = Half(8, 8, 3, bias=False).eval(), torch.randn(2, 8, 6, 6)
+    with torch.no_grad():
+        assert layer(x).norm().item() == pytest.approx(0.5 * x.norm().item(), rel=1e-5)
+
+
+def test_another_border():
+    layer, x = make((8, 8, 1), (3, 3)), torch.randn(2, 8, 6, 6, dtype=torch.float64)
+    layer.border = replace(layer.border, mode="zeros")
+    assert select_execution(layer, x).name == AXES
+    torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, padding=1))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_batch_does_not_decide_in_eval(training, monkeypatch):
+    """Bounds are measured with small batches, and hold for what runs with large ones."""
+    monkeypatch.setattr(execution, "MOST_NUMBERS", 8 * 25 * 3)
+    layer = make((8, 8, 1), (3, 3), torch.float32).train(training)
+    with torch.no_grad():
+        chosen = [select_execution(layer, torch.randn(n, 8, 5, 5)).name for n in (1, 2, 3, 4, 100)]
+    assert chosen == [AXES] * 3 + [("padded" if training else AXES)] * 2
+
+
+def test_bounds_are_of_what_runs():
+    for seed in range(6):
+        torch.manual_seed(seed)
+        layer = AdaptiveOrthoConv2d(8, 8, (5, 3), bias=False).eval()
+        impulses = torch.eye(8 * 16).view(-1, 8, 4, 4)
+        assert select_execution(layer, impulses).name == AXES
+        sigma = torch.linalg.svdvals(in_precision(layer, impulses, torch.float64).flatten(1))
+        assert sigma[0] <= lipschitz_bound(layer, (8, 4, 4)).value
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("kernel", [(3, 3), (3, 3, 3)], ids=str)
+@pytest.mark.parametrize("constant", [0.5, 1.0, 2.0])
+def test_audits_know_the_promise_of_each_axis(constant, kernel, mode):
+    layer = make((8, 6, 1), kernel, torch.float32, padding_mode=mode, lipschitz=constant).eval()
+    found = audit(layer, (8, *[5] * len(kernel)))
+    assert found.lipschitz_bound == pytest.approx(constant, rel=1e-4 if mode == "circular" else 0.2)
+    assert found.lipschitz_bound <= constant * (1 + 1e-4)
+    assert not found.warnings
+    assert len(found.rows) == len(kernel)
+
+
+def test_audits_find_an_axis_that_breaks_its_promise():
+    class TooLarge(nn.Module):
+        def __init__(self, weight_shape):
+            super().__init__()
+
+        def forward(self, w):
+            q = torch.linalg.qr(w.mT)[0].mT
+            return torch.cat([q[:, :4], 1.1 * q[:, 4:]], 1)
+
+    params = OrthoParams(orthogonalizer=TooLarge)
+    layer = make((8, 8, 1), (3, 3), bias=False, padding_mode="zeros", lipschitz=4.0, ortho_params=params).eval()
+    assert any("guarantee is broken" in str(warning) for warning in audit(layer, (8, 6, 6)).warnings)
 
 
 def test_certificates_are_of_what_runs():
