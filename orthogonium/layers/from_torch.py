@@ -244,6 +244,10 @@ def _fit_block(made: Any, layer: Any, steps: int) -> None:
         y = torch.func.functional_call(block, dict(zip(names, values, strict=True)), (x,))
         return (y - target) / norm
 
+    chain = block.parametrizations.weight
+    _assign(list(chain.parameters(recurse=False)), chain[0].kernel.guess(plain.weight))
+    if block.bias is not None and plain.bias is not None and block.bias.shape == plain.bias.shape:
+        _assign([block.bias], (plain.bias,))
     start = [p.detach() for p in block.parameters()]
     found, _ = minimize(residual, start, steps, f"fit of {type(made).__name__}")
     _assign(list(made.parameters()), found)

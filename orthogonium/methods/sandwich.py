@@ -57,6 +57,19 @@ class SandwichKernels(Kernels):
         d = (torch.zeros(self.geometry.out_channels, device=device, dtype=dtype),) if self.scaled else ()
         return (*self.pair.initial(device, dtype), *lift, *d)
 
+    def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Kernels of one tile: `A = I/√2` and B in the direction of the weight, which is exact for a rotation."""
+        shape = self.pair.geometry.weight_shape
+        g = self.geometry
+        fits = weight.shape[:2] == g.weight_shape[:2] and weight.numel() == math.prod(g.weight_shape)  # or is a matrix
+        if self.lift is not None or not fits or math.prod(shape[2:]) > 1:
+            return super().guess(weight)
+        w = weight.double().flatten(1)  # channels of a tile, as `_spread` has them
+        u, _, vh = torch.linalg.svd(w.unflatten(0, (g.groups, -1)), full_matrices=False)
+        identity = torch.eye(g.group_out, dtype=w.dtype, device=w.device).expand(g.groups, -1, -1)
+        pair = torch.cat((identity, u @ vh), 2).mul(math.sqrt(0.5)).reshape(shape)
+        return (*self.pair.invert(pair), *([w.new_zeros(g.out_channels)] if self.scaled else []))
+
     def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """Split one orthogonal kernel into A and B, and scale them."""
         g, count = self.geometry, len(self.pair.raw_shapes)

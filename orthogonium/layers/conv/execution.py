@@ -54,7 +54,7 @@ def select_execution(layer: Any, x: Tensor) -> Execution:
     >>> from orthogonium.layers import AdaptiveOrthoConv2d
     >>> layer = AdaptiveOrthoConv2d(64, 64, 3)
     >>> [select_execution(layer, torch.randn(1, 64, n, n)).name for n in (4, 32)]
-    ['factors in turn', 'padded']
+    ['factors in turn', 'along axes']
     """
     return _select(layer, x, layer.source())
 
