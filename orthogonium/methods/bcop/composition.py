@@ -84,15 +84,14 @@ def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tens
     The last of them contains the rotation.
     """
     counts = tuple(k - 1 for k in sizes)
-    taps: list[Sequence[Tensor]]
     if _has_three_taps(bases, counts):
-        first, *pairs = evaluate(_Taps, bases.contiguous()).unbind(1)
-        x, taps = _rotation_of(first, columns), [pair.chunk(2, 1) for pair in pairs]
-    else:
-        first, *axes = bases.split((2, *counts), 1)
-        x = rotation(first, columns)
-        taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
-    return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], x.unsqueeze(-1), 3)]
+        first, *others, last = evaluate(_Taps, bases.contiguous()).unbind(1)
+        x = _rotation_of(first, columns)
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        return [*(_with_third(pair, identity) for pair in others), _with_third(torch.bmm(last, x), x)]
+    first, *axes = bases.split((2, *counts), 1)
+    taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
+    return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], rotation(first, columns).unsqueeze(-1), 3)]
 
 
 def _has_three_taps(bases: Tensor, counts: tuple[int, ...]) -> bool:
@@ -105,6 +104,12 @@ def _rotation_of(pair: Tensor, columns: int) -> Tensor:  # (g, 2c, c) → (g, c,
     channels = pair.shape[2]
     identity = torch.eye(channels, columns, dtype=pair.dtype, device=pair.device)
     return identity.sub(pair[:, channels:, :columns], alpha=2)
+
+
+def _with_third(pair: Tensor, x: Tensor) -> Tensor:  # (g, 2c, m), (g, c, m) → (g, c, m, 3)
+    """`A_0X`, `A_1X` and the third tap, as all three add up to X."""
+    first, second = pair.chunk(2, 1)
+    return torch.stack((first, second, x - first - second), -1)
 
 
 class _Taps(HandWritten):
