@@ -19,6 +19,7 @@ from orthogonium.layers.conv.execution import select_execution
 from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
 from tests.layers.conv.executions import BORDERS, make, with_border
+from tests.tf32 import TF32, tf32_allowed
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (7, 7, 1)]
 KERNELS = {2: [(3, 3), (2, 4), (5, 5), (3, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3), (1, 3, 3)]}
@@ -198,6 +199,23 @@ def test_float32_gradients():
         for p in layer.parameters():
             p.normal_()
     check()
+
+
+def test_kernels_are_not_rounded_to_tf32():
+    """Convolutions follow the setting of the user, the kernels they get do not."""
+    layer = make((32, 32, 1), (3, 3), torch.float32, bias=False)
+    (raw,) = layer.parameters()
+    with tf32_allowed(), TF32():
+        parts = layer.parametrizations.weight[0].along_axes((raw,))
+        grads = torch.autograd.grad(sum(part.sin().sum() for part in parts), raw)
+        setting = torch.get_float32_matmul_precision()
+    assert setting == "high"  # as it was set
+    for part, axis in zip(parts, (3, 2), strict=True):  # orthogonal at each frequency of its axis
+        symbol = torch.fft.fft(part.detach().double().squeeze(5 - axis), 16, dim=2).movedim(2, 0)
+        assert (torch.linalg.svdvals(symbol) - 1).abs().max() <= 1e-5
+    exact = layer.parametrizations.weight[0].along_axes((raw,))
+    wanted = torch.autograd.grad(sum(part.sin().sum() for part in exact), raw)
+    assert (grads[0] - wanted[0]).norm() <= 1e-4 * wanted[0].norm()
 
 
 def test_transforms():
