@@ -6,6 +6,11 @@ ten times as fast together as one by one; those of 256 channels take as long eit
 an accelerator each kernel launch costs about as much, while the arithmetic is much faster: there all equal weights are
 built together.
 
+Note [Parts of weights]
+Where layers convolve along one axis after the other (Note [Along axes] of `methods/aoc.py`), it is these weights that
+are built beforehand: from 128 channels on, where images of 4×4 pixels are large enough for it. Whatever needs the
+weight itself (autocast, smaller images, `layer.weight`) gets it as their product.
+
 Note [Unused weights]
 A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers skip, rather than zeros,
 with which momentum and decay would still move them. In a batch torch would fill in zeros. So the functions at both ends
@@ -24,9 +29,11 @@ from torch.nn.utils import parametrize
 
 from orthogonium.layers.parametrization import Constraint, Source, raw_parameters
 from orthogonium.linalg.evaluation import waits
+from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import kind
 
 _MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a CPU: Note [What pays]
+_FEWEST_ALONG_AXES = 128  # channels of a kernel that is built in parts: Note [Parts of weights]
 
 
 def sources(model: nn.Module) -> list[Source]:
@@ -48,12 +55,12 @@ def sources(model: nn.Module) -> list[Source]:
 
 
 class Supply:
-    """Gives a layer a weight that was built beforehand, for as long as it is open (`Constraint.supply`)."""
+    """Gives a layer what was built beforehand, a weight or its parts, while it is open (`Constraint.supply`)."""
 
     for_all_passes = False  # whether gradients reach raw parameters by this weight alone
 
-    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor) -> None:
-        self.raw, self.weight = raw, weight
+    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor, along_axes: bool) -> None:
+        self.raw, self.weight, self.along_axes = raw, weight, along_axes
         self.is_open = True
 
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
@@ -86,22 +93,32 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
     return list(groups.values())
 
 
-def build(weights: Sequence[Source]) -> list[Tensor]:
-    """The values of the weights, differentiable, in one batch for each kind."""
+def go_along_axes(source: Source) -> bool:
+    """Whether the layer of this weight usually convolves along axes. Note [Parts of weights]."""
+    kernel, p = source[0].kernel, source[1][0]
+    if type(kernel) is not OrthogonalKernel or kernel.channels < _FEWEST_ALONG_AXES or not kernel.axis_shapes:
+        return False
+    as_written = kind(kernel) is not None and "along_axes" not in vars(kernel)
+    return as_written and p.dtype.itemsize >= 4 and not waits(p)
+
+
+def build(weights: Sequence[Source], along_axes: Sequence[bool] | None = None) -> list[Tensor]:
+    """The values of the weights, or their parts along axes, differentiable, in one batch for each kind."""
+    along_axes = along_axes or [False] * len(weights)
     built: list[Any] = [None] * len(weights)
     for places in batches(weights):
-        for i, weight in zip(places, _build_batch([weights[i] for i in places]), strict=True):
+        for i, weight in zip(places, _build_batch([weights[i] for i in places], along_axes[places[0]]), strict=True):
             built[i] = weight
     return built
 
 
-def _build_batch(weights: Sequence[Source]) -> Sequence[Tensor]:
+def _build_batch(weights: Sequence[Source], along_axes: bool) -> Sequence[Tensor]:
     constraint, sets = weights[0][0], [raw for _, raw in weights]
     if len(sets) == 1:
-        return [constraint.build(sets[0])]
+        return [constraint.build_along_axes(sets[0]) if along_axes else constraint.build(sets[0])]
     used = [False] * len(sets)
-    stacked = (_Stack.apply(used, *tensors) for tensors in zip(*sets, strict=True))
-    return _Unstack.apply(used, constraint.build_stacked(*stacked))
+    stacked = tuple(_Stack.apply(used, *tensors) for tensors in zip(*sets, strict=True))
+    return _Unstack.apply(used, constraint.build_stacked(stacked, along_axes))
 
 
 class _Stack(torch.autograd.Function):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orthogonium.building.builds import Supply, build, sources, state, unsupplied
+from orthogonium.building.builds import Supply, build, go_along_axes, sources, state, unsupplied
 from orthogonium.building.refusals import watch
 from orthogonium.building.shares import Shares
 from orthogonium.errors import DerivativeError, ParameterError
@@ -38,9 +38,9 @@ class _Leaf(Supply):
 
     for_all_passes = True
 
-    def __init__(self, raw: tuple[Tensor, ...], built: Tensor) -> None:
+    def __init__(self, raw: tuple[Tensor, ...], built: Tensor, along_axes: bool) -> None:
         trains = any(p.requires_grad for p in raw)
-        super().__init__(raw, built.detach().requires_grad_(trains))
+        super().__init__(raw, built.detach().requires_grad_(trains), along_axes)
         self.built, self.device_type = built, built.device.type
         self.states = [state(p) for p in (*raw, self.weight)]
         # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
@@ -159,8 +159,9 @@ def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[
         )
     with torch.inference_mode(False), torch.enable_grad():
         shares = None if group is None else Shares(model, weights, group)
-        built = build(weights) if shares is None else shares.build()
-    leaves = [_Leaf(raw, w) for (_, raw), w in zip(weights, built, strict=True)]
+        along_axes = [shares is None and go_along_axes(source) for source in weights]
+        built = build(weights, along_axes) if shares is None else shares.build()
+    leaves = [_Leaf(raw, w, axes) for (_, raw), w, axes in zip(weights, built, along_axes, strict=True)]
     with watch((p, leaf.weight) for leaf in leaves for p in leaf.raw if p.requires_grad):
         try:
             for (constraint, _), leaf in zip(weights, leaves, strict=True):

@@ -55,8 +55,8 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
         if inputs is not None and _weights_of((inputs,) if isinstance(inputs, (Tensor, GradientEdge)) else inputs):
             raise DerivativeError(
                 f"torch.autograd.{function.__name__} was asked for derivatives with respect to raw parameters of "
-                "weights that are built once: these get their gradients when the block of build_once ends. "
-                "Differentiate with respect to `layer.weight` inside of the block, or leave it and build anew."
+                "weights that are built once: these get their gradients when the block of build_once ends. Take these "
+                "derivatives outside of the block, where each call builds anew."
             )
         return function(*call.args, **call.kwargs)
 

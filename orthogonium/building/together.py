@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthogonium.building.builds import Supply, batches, build, state, unsupplied
+from orthogonium.building.builds import Supply, batches, build, go_along_axes, state, unsupplied
 from orthogonium.linalg.evaluation import has_values
 
 
 class _Weight(Supply):
     """A weight for one call of a model."""
 
-    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor) -> None:
-        super().__init__(raw, weight)
+    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor, along_axes: bool) -> None:
+        super().__init__(raw, weight, along_axes)
         self.states = [state(p) for p in raw]
         self.has_graph = False  # whether it was used in one
 
@@ -60,8 +60,9 @@ class BuildTogether:
         self._calls.__dict__.setdefault("stack", []).append(supplies)
         weights = [(c, raw) for c, raw in unsupplied(model) if has_values(*raw) and not c.keeps(raw)]
         weights = [weights[i] for places in batches(weights) if len(places) > 1 for i in places]
-        for (constraint, raw), weight in zip(weights, build(weights), strict=True):
-            constraint.supply = _Weight(raw, weight)
+        along_axes = [go_along_axes(source) for source in weights]
+        for (constraint, raw), weight, axes in zip(weights, build(weights, along_axes), along_axes, strict=True):
+            constraint.supply = _Weight(raw, weight, axes)
             supplies.append(constraint.supply)
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:

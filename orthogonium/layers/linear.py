@@ -133,7 +133,7 @@ class OrthoLinear(_ConstrainedLinear):
         own: Any = constraint.kernel.orthogonalize
         if type(own) is not BatchedCholeskyOrthogonalization or not own.stable or kind(constraint.kernel) is None:
             return False
-        if constraint.keeps(source[1]) or constraint.supplied(source[1]) is not None:
+        if constraint.keeps(source[1]) or constraint.is_supplied(source[1]):
             return False
         # What torch refuses goes through the weight, so torch raises its own error.
         tensors = (raw, x) if self.bias is None else (raw, x, self.bias)

@@ -50,11 +50,11 @@ def standard_strides(x: Tensor) -> Tensor:
 class Constraint(nn.Module):
     """The parametrization of a `weight`: its kernel, the constant of the layer, and the weight that is kept in eval.
 
-    `supply` takes raw parameters and returns the weight that was built from them beforehand, together with others
-    (`orthogonium.building`), or None if there is none.
+    `supply` takes raw parameters and returns what was built from them beforehand, together with others
+    (`orthogonium.building`), or None if there is nothing: the weight, or weights along axes if `supply.along_axes`.
     """
 
-    supply: Callable[[tuple[Tensor, ...]], Tensor | None] | None = None
+    supply: Any = None
     # User-defined orthogonalizers may have parameters and buffers: then the weight is not kept, nor built beforehand.
     is_of_raw_alone = True
 
@@ -77,27 +77,40 @@ class Constraint(nn.Module):
         return self.kept_or_built(raw)
 
     def kept_or_built(
-        self, raw: tuple[Tensor, ...], what: Hashable = None, by: Callable[..., Any] | None = None
+        self,
+        raw: tuple[Tensor, ...],
+        what: Hashable = None,
+        build: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
     ) -> Tensor:
         """The weight of these raw parameters, kept if possible.
 
-        Kernels with several weights (one per image size) name the one they want, `what`, and what builds it, `by`.
+        Kernels with several weights (one per image size) name the one they want, `what`, and what builds it.
         """
+        build = self.build if build is None else build
         if not self.keeps(raw):
             self._forget(raw)
-            return self.build(raw, by)
+            return build(raw)
         known = self._kept or {}
         kept = known.get(what)
         if kept is None or not kept.is_current(raw):
-            kept = Kept(raw, partial(self.build, by=by))
+            kept = Kept(raw, build)
             if not has_values(kept.weight):  # built under `FakeTensorMode`
                 return kept.weight
             self._kept = {**dict(list(known.items())[1 - _MOST_KEPT :]), what: kept}
         return kept.weight
 
     def supplied(self, raw: tuple[Tensor, ...]) -> Tensor | None:
-        """The weight of these raw parameters, if it has been built beforehand."""
-        return None if self.supply is None else self.supply(raw)
+        """The weight of these raw parameters, if it or its parts have been built beforehand."""
+        built = None if self.supply is None else self.supply(raw)
+        if built is None or not self.supply.along_axes:
+            return built
+        kernel: Any = self.kernel
+        join = full_precision(lambda packed: kernel.from_axes(self._split(packed)))
+        return standard_strides(join(built))
+
+    def is_supplied(self, raw: tuple[Tensor, ...]) -> bool:
+        """Whether the weight of these raw parameters, or its parts, have been built beforehand."""
+        return self.supply is not None and self.supply(raw) is not None
 
     def keeps(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight is built once and kept: no gradient can flow, and there are values to compare."""
@@ -114,26 +127,31 @@ class Constraint(nn.Module):
 
     def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
         """The weight, built by the kernel or `by` the given function; a block's in one vector. Note [Precision]."""
-        return self._built(self.kernel.build if by is None else by, raw, 0)
+        return self._built(self.kernel.build if by is None else by, raw)
 
-    def build_stacked(self, *raw: Tensor) -> Tensor:  # (n, …) each → (n, …)
-        """The weights of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
-        return self._built(partial(build_stacked, self.kernel), raw, 1)
+    def build_along_axes(self, raw: tuple[Tensor, ...]) -> Tensor:
+        """The weights along axes, in one vector. Note [Along axes] of `methods/aoc.py`."""
+        kernel: Any = self.kernel
+        return self._built(kernel.along_axes, raw, scaled=-1)
 
-    def _built(self, by: Callable[..., Any], raw: tuple[Tensor, ...], first: int) -> Tensor:
-        built = full_precision(lambda *raw: self._scale(by(*raw)), self.is_of_raw_alone)(*raw)
-        if not isinstance(built, Tensor):  # those of a block, from the axis `first` on
+    def build_stacked(self, raw: tuple[Tensor, ...], along_axes: bool) -> Tensor:  # (n, …) each → (n, …)
+        """The same of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
+        by = partial(build_stacked, self.kernel, by="along_axes" if along_axes else "build")
+        return self._built(by, raw, 1, -1 if along_axes else 1)
+
+    def _built(self, by: Callable[..., Any], raw: tuple[Tensor, ...], first: int = 0, scaled: int = 1) -> Tensor:
+        built = full_precision(lambda *raw: self._scale(by(*raw), scaled), self.is_of_raw_alone)(*raw)
+        if not isinstance(built, Tensor):  # several kernels, from the axis `first` on
             built = torch.cat([t.flatten(first) for t in built], first)
         return standard_strides(built)
 
-    def _scale(self, built: Any) -> Any:  # a kernel, or those of a block
-        """What the kernel builds, times the constant of the layer. Note [Constants]."""
+    def _scale(self, built: Any, scaled: int) -> Any:
+        """What the kernel builds times the constant of the layer; of several kernels, those from `scaled` on."""
         if self.lipschitz == 1:
             return built
         if isinstance(built, Tensor):
             return self.lipschitz * built
-        inner, *outer = built
-        return inner, *(self.lipschitz * kernel for kernel in outer)
+        return *built[:scaled], *(self.lipschitz * kernel for kernel in built[scaled:])
 
     def factors(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a layer applies instead of the weight: Note [In turn] of `methods/aoc.py`."""
@@ -144,9 +162,15 @@ class Constraint(nn.Module):
 
     def along_axes(self, raw: tuple[Tensor, ...]) -> list[Tensor]:
         """What a layer applies instead of the weight, axis by axis: Note [Along axes] of `methods/aoc.py`."""
+        supplied = self.supply(raw) if self.supply is not None and self.supply.along_axes else None
+        if supplied is None:
+            return self._split(self.kept_or_built(raw, "along axes", self.build_along_axes))
+        self._forget(raw)
+        return self._split(supplied)
+
+    def _split(self, packed: Tensor) -> list[Tensor]:
         kernel: Any = self.kernel
         shapes = kernel.axis_shapes
-        packed = self.kept_or_built(raw, "along axes", kernel.along_axes)
         return [part.view(shape) for part, shape in zip(packed.split([*map(math.prod, shapes)]), shapes, strict=True)]
 
     def stages(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

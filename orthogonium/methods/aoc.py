@@ -21,6 +21,8 @@ training and in eval, and these kernels are cheaper to build. Training keeps one
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -168,12 +170,15 @@ class OrthogonalKernel(ConvKernel):
         )
         return shapes if sum(map(math.prod, shapes)) < math.prod(g.weight_shape) else ()
 
-    def along_axes(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of `axis_shapes`: all but the last in one vector, and the last."""
+    def along_axes(self, *raw: Tensor) -> tuple[Tensor, ...]:
+        """The weights of `axis_shapes`."""
         found = along_axes(self.orthonormalize(raw[0]), self.plan.bcop_size, self.columns)
         kernels = found[::-1] if self.dense_first else [kernel.transpose(1, 2) for kernel in found]
-        *others, last = (kernel.reshape(shape) for kernel, shape in zip(kernels, self.axis_shapes, strict=True))
-        return torch.cat([kernel.flatten() for kernel in others]), last
+        return tuple(x.reshape(-1, *shape[1:]) for x, shape in zip(kernels, self.axis_shapes, strict=True))
+
+    def from_axes(self, kernels: Sequence[Tensor]) -> Tensor:
+        """The kernel that applying these one after the other amounts to."""
+        return reduce(partial(block_conv, groups=self.geometry.groups), kernels)
 
     def factors(self, *raw: Tensor) -> tuple[Tensor, ...]:
         """The dense kernel `(g, out, in, *tile)`, then the bases `(g, count, r, c)` of each axis."""

@@ -71,13 +71,13 @@ def direct_sum(kernel: Kernel, count: int) -> Kernel:
     return total
 
 
-def build_stacked(kernel: Kernel, *raw: Tensor) -> Tensor | tuple[Tensor, ...]:  # (n, …) each → (n, …) each
-    """What `kernel.build` makes of each of n sets of raw parameters, at once. Note [Batches]."""
+def build_stacked(kernel: Kernel, *raw: Tensor, by: str = "build") -> Tensor | tuple[Tensor, ...]:  # (n, …) → (n, …)
+    """What `kernel.build` (or another method) makes of each of n sets of raw parameters, at once. Note [Batches]."""
     if not kernel.group_axes:
         return kernel.build(*raw)
     count, axes = raw[0].shape[0], kernel.group_axes + kernel.group_axes[-1:] * len(raw)
     groups = (t.movedim(0, axis).flatten(axis, axis + 1) for t, axis in zip(raw, axes, strict=False))
-    built = direct_sum(kernel, count).build(*groups)
+    built = getattr(direct_sum(kernel, count), by)(*groups)
     if isinstance(built, Tensor):
         return built.unflatten(0, (count, -1))
     return tuple(t.unflatten(0, (count, -1)) for t in built)

@@ -181,6 +181,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         lipschitz: float,
         **bias_and_storage: Any,
     ) -> None:
+        kernel.axis_shapes = ()  # adjoints are applied as a whole
         geometry = kernel.weight_geometry
         border = Border.of(geometry, padding, padding_mode)
         extra = to_tuple(output_padding, self.dims, "output_padding", minimum=0)

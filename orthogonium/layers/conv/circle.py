@@ -178,7 +178,7 @@ class CircleConv(ConstrainedConv):
                 )
         elif grid == kernel.grid:
             return self.weight_of(source)
-        return constraint.kept_or_built(raw, grid, partial(kernel.build_on, grid))
+        return constraint.kept_or_built(raw, grid, partial(constraint.build, by=partial(kernel.build_on, grid)))
 
     def _checked(self, weight: Tensor, sizes: Grid) -> Tensor:
         own = tuple(weight.shape[2:])
