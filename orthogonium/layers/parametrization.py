@@ -242,8 +242,10 @@ def raw_parameters(chain: Any) -> tuple[Tensor, ...] | None:
     """
     if chain._forward_pre_hooks or chain._forward_hooks:
         return None
-    names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
     found = chain._parameters
+    if len(found) == 1 and "original" in found:
+        return (found["original"],)
+    names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
     return tuple(found[name] if name in found else getattr(chain, name) for name in names)
 
 
@@ -349,7 +351,7 @@ class Constrained(nn.Module):
 
     def weight_of(self, source: Source | None) -> Tensor:
         """`weight`, at half the cost of the property when it is kept."""
-        weight: Any = self.weight if source is None else source[0](*source[1])
+        weight: Any = self.weight if source is None else source[0].forward(*source[1])  # a source has no hooks
         return weight
 
     def reset_parameters(self) -> None:
