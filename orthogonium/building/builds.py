@@ -59,8 +59,10 @@ class Supply:
 
     for_all_passes = False  # whether gradients reach raw parameters by this weight alone
 
-    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor, along_axes: bool) -> None:
-        self.raw, self.weight, self.along_axes = raw, weight, along_axes
+    def __init__(self, source: Source, weight: Tensor, along_axes: bool) -> None:
+        self.constraint, self.raw = source
+        self.weight, self.along_axes = weight, along_axes
+        self.lipschitz = self.constraint.lipschitz
         self.is_open = True
 
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:

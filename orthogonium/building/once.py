@@ -38,13 +38,13 @@ class _Leaf(Supply):
 
     for_all_passes = True
 
-    def __init__(self, raw: tuple[Tensor, ...], built: Tensor, along_axes: bool) -> None:
-        trains = any(p.requires_grad for p in raw)
-        super().__init__(raw, built.detach().requires_grad_(trains), along_axes)
+    def __init__(self, source: Source, built: Tensor, along_axes: bool) -> None:
+        trains = any(p.requires_grad for p in source[1])
+        super().__init__(source, built.detach().requires_grad_(trains), along_axes)
         self.built, self.device_type = built, built.device.type
-        self.states = [state(p) for p in (*raw, self.weight)]
+        self.states = [state(p) for p in (*self.raw, self.weight)]
         # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
-        self.values = [None if waits(p) else p.detach().clone() for p in raw]
+        self.values = [None if waits(p) else p.detach().clone() for p in self.raw]
         if trains:
             self.weight.register_hook(self._check_open)
 
@@ -65,11 +65,12 @@ class _Leaf(Supply):
     def check(self, at_end: bool = False) -> None:
         """Check that neither the weight nor what it was built from has changed."""
         changed = [state(p) for p in (*self.raw, self.weight)] != self.states
+        changed |= self.constraint.lipschitz != self.lipschitz
         if changed or (at_end and any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))):
             raise DerivativeError(
-                "Inside of build_once, a raw parameter of a constrained layer or its weight was changed (an "
-                "optimizer's step, load_state_dict, .to(), requires_grad_, an edit in place or of .data): weights were "
-                "built when the block began. End the block first."
+                "Inside of build_once, a raw parameter of a constrained layer, its weight or its constant was changed "
+                "(an optimizer's step, load_state_dict, .to(), requires_grad_, an edit in place or of .data): weights "
+                "were built when the block began. End the block first."
             )
 
     def _check_open(self, grad: Tensor) -> None:
@@ -161,17 +162,17 @@ def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[
         shares = None if group is None else Shares(model, weights, group)
         along_axes = [shares is None and go_along_axes(source) for source in weights]
         built = build(weights, along_axes) if shares is None else shares.build()
-    leaves = [_Leaf(raw, w, axes) for (_, raw), w, axes in zip(weights, built, along_axes, strict=True)]
+    leaves = [_Leaf(*arguments) for arguments in zip(weights, built, along_axes, strict=True)]
     with watch((p, leaf.weight) for leaf in leaves for p in leaf.raw if p.requires_grad):
         try:
-            for (constraint, _), leaf in zip(weights, leaves, strict=True):
-                constraint.supply = leaf
+            for leaf in leaves:
+                leaf.constraint.supply = leaf
             yield
             for leaf in leaves:
                 leaf.check(at_end=True)
         finally:
-            for (constraint, _), leaf in zip(weights, leaves, strict=True):
-                constraint.supply, leaf.is_open = None, False
+            for leaf in leaves:
+                leaf.constraint.supply, leaf.is_open = None, False
     grads = _gradients(leaves)
     if shares is None:
         _backward(leaves, grads)

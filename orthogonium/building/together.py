@@ -15,19 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.building.builds import Supply, batches, build, go_along_axes, state, unsupplied
+from orthogonium.layers.parametrization import Source
 from orthogonium.linalg.evaluation import has_values
 
 
 class _Weight(Supply):
     """A weight for one call of a model."""
 
-    def __init__(self, raw: tuple[Tensor, ...], weight: Tensor, along_axes: bool) -> None:
-        super().__init__(raw, weight, along_axes)
-        self.states = [state(p) for p in raw]
+    def __init__(self, source: Source, weight: Tensor, along_axes: bool) -> None:
+        super().__init__(source, weight, along_axes)
+        self.states = [state(p) for p in self.raw]
         self.has_graph = False  # whether it was used in one
 
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
-        if not self.is_of(raw) or [state(p) for p in raw] != self.states:
+        if not self.is_of(raw) or [state(p) for p in raw] != self.states or self.constraint.lipschitz != self.lipschitz:
             return None
         if torch.is_grad_enabled() and not self.weight.requires_grad and any(p.requires_grad for p in raw):
             return None  # the call began without gradients: this weight has no graph
@@ -61,9 +62,9 @@ class BuildTogether:
         weights = [(c, raw) for c, raw in unsupplied(model) if has_values(*raw) and not c.keeps(raw)]
         weights = [weights[i] for places in batches(weights) if len(places) > 1 for i in places]
         along_axes = [go_along_axes(source) for source in weights]
-        for (constraint, raw), weight, axes in zip(weights, build(weights, along_axes), along_axes, strict=True):
-            constraint.supply = _Weight(raw, weight, axes)
-            supplies.append(constraint.supply)
+        for source, weight, axes in zip(weights, build(weights, along_axes), along_axes, strict=True):
+            supplies.append(_Weight(source, weight, axes))
+            source[0].supply = supplies[-1]
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():

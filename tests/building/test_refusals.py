@@ -77,6 +77,7 @@ CHANGES = {
     "data": lambda model: setattr(raw_parameters(model)[0], "data", torch.randn_like(raw_parameters(model)[0])),
     "freeze": lambda model: model.requires_grad_(False),
     "weight": lambda model: model.recurrent.weight.detach().mul_(2),
+    "constant": lambda model: setattr(model.recurrent, "lipschitz", 2.0),
 }
 
 

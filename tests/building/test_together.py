@@ -131,6 +131,14 @@ def test_raw_parameters_that_change_inside_of_a_call():
     torch.testing.assert_close(y[1], y[2])
 
 
+def test_a_constant_that_changes_inside_of_a_call():
+    layers, inputs = three("AOC", torch.float64)
+    expected = layers(inputs[0])[1] - layers[1].bias.view(-1, 1, 1)
+    build_together(layers)
+    layers[1].register_forward_pre_hook(lambda module, args: setattr(module, "lipschitz", 2.0))
+    torch.testing.assert_close(layers(inputs[0])[1] - layers[1].bias.view(-1, 1, 1), 2 * expected)
+
+
 def test_a_call_that_fails():
     layers, inputs = three("AOC", torch.float64)
     expected = plain_gradients(layers, inputs)
