@@ -22,15 +22,13 @@ from tests.building.passes import (
     move,
     plain_gradients,
 )
+from tests.layers.conv.executions import go_along_axes
 
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
-    """Also for small layers, and for images that factors in turn would otherwise be applied to."""
     monkeypatch.setattr(builds, "_FEWEST_ALONG_AXES", 1)
-    monkeypatch.setattr(execution, "FEWEST_ALONG_AXES", 1)
-    monkeypatch.setattr(execution, "FEWEST_SAVED", 1)
-    monkeypatch.setattr(execution, "FEWEST_CHANNELS", 10**9)
+    go_along_axes(monkeypatch)
 
 
 @pytest.fixture

@@ -32,6 +32,13 @@ def with_border(channels, kernels, border, size):
             yield layer
 
 
+def go_along_axes(monkeypatch):
+    """Also with small layers, and on images that factors in turn would otherwise be applied to."""
+    monkeypatch.setattr(execution, "FEWEST_ALONG_AXES", 1)
+    monkeypatch.setattr(execution, "FEWEST_SAVED", 1)
+    monkeypatch.setattr(execution, "FEWEST_CHANNELS", 10**9)
+
+
 def count_in_turn(monkeypatch, channels=1, pixels=execution.MOST_PIXELS):
     """Allow factors in turn for few channels (and many pixels); returns the list of constraints that have done so."""
     monkeypatch.setattr(execution, "FEWEST_CHANNELS", channels)

@@ -18,7 +18,7 @@ from orthogonium.layers.conv import execution
 from orthogonium.layers.conv.execution import select_execution
 from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
-from tests.layers.conv.executions import BORDERS, make, with_border
+from tests.layers.conv.executions import BORDERS, go_along_axes, make, with_border
 from tests.tf32 import TF32, tf32_allowed
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (7, 7, 1)]
@@ -29,10 +29,7 @@ AXES = "along axes"
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
-    """Also for small layers, and for images that factors in turn would otherwise be applied to."""
-    monkeypatch.setattr(execution, "FEWEST_ALONG_AXES", 1)
-    monkeypatch.setattr(execution, "FEWEST_SAVED", 1)
-    monkeypatch.setattr(execution, "FEWEST_CHANNELS", 10**9)
+    go_along_axes(monkeypatch)
 
 
 @pytest.fixture
