@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Signed distances: what is inside, and how far is the border?
 #
-# A network that is 1-Lipschitz and wrong about no sign cannot exceed the distance to the border: inside of a shape
+# A network that is 1-Lipschitz and wrong about no sign cannot exceed the distance to the border: inside a shape
 # $f(x) \le d(x)$, outside $f(x) \ge -d(x)$. So the function that pushes the two sides apart as far as it can, with
 # the signs right, *is* the signed distance. The hinge-Kantorovich–Rubinstein loss (HKR) asks for just that: a hinge
 # for the signs, and the difference of the means.
@@ -56,7 +56,7 @@ def distance_to_arc(x: Tensor, upper: bool) -> Tensor:
 
 
 def signed_distance(x: Tensor) -> Tensor:
-    """Positive inside of the moons."""
+    """Positive inside the moons."""
     return THICKNESS - torch.minimum(distance_to_arc(x, True), distance_to_arc(x, False))
 
 

@@ -42,7 +42,7 @@ def facts(method: Method) -> str:
         ("guarantee", exactness(method)),
         ("padding", method.padding),
         ("geometry", geometry(method)),
-        ("activation", "inside of the layer" if method.activated else "yours, after the layer"),
+        ("activation", "inside the layer" if method.activated else "yours, after the layer"),
         ("cost of a 3×3 kernel of c channels", f"{method.cost}"),
         ("layers", ", ".join(f"`{name}`" for name in layers)),
         ("paper", method.paper),

@@ -88,7 +88,7 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
     """Which weights are built together, by their places in the list. Note [What pays]."""
     groups: dict[Any, list[int]] = {}
     for i, (constraint, raw) in enumerate(weights):
-        own = kind(constraint.kernel)
+        own = kind(constraint.kernel) if constraint.is_as_written else None
         alone = own is None or not (waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_NUMBERS)
         tensors = tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in raw)
         groups.setdefault(i if alone else (own, constraint.lipschitz, tensors), []).append(i)
@@ -100,7 +100,7 @@ def go_along_axes(source: Source) -> bool:
     kernel, p = source[0].kernel, source[1][0]
     if type(kernel) is not OrthogonalKernel or kernel.channels < _FEWEST_ALONG_AXES or not kernel.axis_shapes:
         return False
-    as_written = kind(kernel) is not None and "along_axes" not in vars(kernel)
+    as_written = source[0].is_as_written and kind(kernel) is not None and "along_axes" not in vars(kernel)
     return as_written and p.dtype.itemsize >= 4 and not waits(p)
 
 

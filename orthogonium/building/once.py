@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+_CHANGED = (
+    "Inside build_once, a raw parameter of a constrained layer, its weight or its constant was changed (an optimizer's "
+    "step, load_state_dict, .to(), requires_grad_, `weight = …`, `lipschitz = …`, an edit in place or of .data): they "
+    "are used as they were when the block began. End the block first."
+)
+
+
 class _Leaf(Supply):
     """A weight for all passes of a block, as a leaf. Note [One build]."""
 
@@ -51,6 +58,8 @@ class _Leaf(Supply):
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
         if not self.is_of(raw):
             return None
+        if self.constraint.lipschitz != self.lipschitz:
+            raise DerivativeError(_CHANGED)
         if not torch.compiler.is_compiling():
             self.check()
             _refuse_unused()
@@ -67,17 +76,13 @@ class _Leaf(Supply):
         changed = [state(p) for p in (*self.raw, self.weight)] != self.states
         changed |= self.constraint.lipschitz != self.lipschitz
         if changed or (at_end and any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))):
-            raise DerivativeError(
-                "Inside of build_once, a raw parameter of a constrained layer, its weight or its constant was changed "
-                "(an optimizer's step, load_state_dict, .to(), requires_grad_, an edit in place or of .data): weights "
-                "were built when the block began. End the block first."
-            )
+            raise DerivativeError(_CHANGED)
 
     def _check_open(self, grad: Tensor) -> None:
         if not self.is_open:
             raise DerivativeError(
                 "backward() after the end of build_once, through a weight that was built for the block: its raw "
-                "parameters have got their gradients. Run backward passes inside of the block."
+                "parameters have got their gradients. Run backward passes inside the block."
             )
 
 
@@ -86,7 +91,7 @@ def _refuse_unused() -> None:
     ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if ddp is not None and ddp.find_unused_parameters:
         raise ParameterError(
-            "build_once inside of DistributedDataParallel(find_unused_parameters=True): raw parameters are not in the "
+            "build_once inside DistributedDataParallel(find_unused_parameters=True): raw parameters are not in the "
             "graph of the loss, so that their gradients would not be averaged. Leave find_unused_parameters out, or "
             "leave out DistributedDataParallel and use build_once(model, group)."
         )
@@ -108,7 +113,7 @@ def _gradients(leaves: Sequence[_Leaf]) -> list[Tensor | None]:
     grads = [leaf.weight.grad for leaf in leaves]
     if any(g is not None and g.requires_grad for g in grads):
         raise DerivativeError(
-            "backward(create_graph=True) inside of build_once: gradients of raw parameters would have no graph. Leave "
+            "backward(create_graph=True) inside build_once: gradients of raw parameters would have no graph. Leave "
             "the block out, or take higher derivatives with torch.autograd.grad with respect to inputs."
         )
     return grads
@@ -156,7 +161,7 @@ def build_once(model: nn.Module, group: ProcessGroup | None = None) -> Iterator[
     _check_raw(model, weights)
     if group is not None and len(weights) < len(sources(model)):
         raise ParameterError(
-            "build_once(model, group) inside of another block for the same weights: leave out one of them."
+            "build_once(model, group) inside another block for the same weights: leave out one of them."
         )
     with torch.inference_mode(False), torch.enable_grad():
         shares = None if group is None else Shares(model, weights, group)

@@ -70,7 +70,7 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 def _check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _weights_of(_parameters_of(optimizer)):
         raise DerivativeError(
-            f"{type(optimizer).__name__}.step() inside of build_once: raw parameters get their gradients when the "
+            f"{type(optimizer).__name__}.step() inside build_once: raw parameters get their gradients when the "
             "block ends, so that this step passed over them. Step (and clip, unscale and zero gradients) after the "
             "block."
         )
@@ -79,7 +79,7 @@ def _check_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _check_zero_grad(parameters: Iterable[Tensor]) -> None:
     if any(weight.grad is not None for weight in _weights_of(parameters)):
         raise DerivativeError(
-            "zero_grad() inside of build_once after a backward pass: gradients have been added up on the weights, "
+            "zero_grad() inside build_once after a backward pass: gradients have been added up on the weights, "
             "which it does not reach. Zero gradients before the first backward pass of the block, or after the block."
         )
 
@@ -87,7 +87,7 @@ def _check_zero_grad(parameters: Iterable[Tensor]) -> None:
 def _check_unscale(optimizer: Optimizer) -> None:
     if _weights_of(_parameters_of(optimizer)):
         raise DerivativeError(
-            "GradScaler.unscale_() inside of build_once: raw parameters get their gradients, still scaled, when the "
+            "GradScaler.unscale_() inside build_once: raw parameters get their gradients, still scaled, when the "
             "block ends. Unscale after the block."
         )
 

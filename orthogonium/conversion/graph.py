@@ -258,7 +258,7 @@ class Converter(Edits):
         if node.kwargs:
             raise CannotConvertError("A sum with a factor. Multiply the term before it is added.")
         if SUMS[node.target] < 0:
-            raise CannotConvertError("A difference of branches. Change the sign inside of one, by its last layer.")
+            raise CannotConvertError("A difference of branches. Change the sign inside one, by its last layer.")
         units = [self.units[n] for n in values]
         join = ConvexSum(units if self.settings.keep else 2, self.settings.learnable, **self._kind())
         self._join(node, join, values, sum(units) if self.settings.keep else 1.0, "gates sum up to 1")

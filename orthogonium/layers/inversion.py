@@ -139,6 +139,6 @@ _REASONS = {
 def _reason(module: nn.Module) -> str:
     names = {"ReLUMaxMin": "MaxMin", "HouseHolder_Order_2": "HouseHolder", "FullSort": "GroupSort"}
     name = type(module).__name__
-    instead = " Invertible activations are CReLU, nn.LeakyReLU and those inside of an iResidual."
+    instead = " Invertible activations are CReLU, nn.LeakyReLU and those inside an iResidual."
     known = _REASONS.get(names.get(name, name), "no inverse of it is known.")
     return known + ("" if name == "Flatten" else instead)

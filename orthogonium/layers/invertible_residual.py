@@ -181,7 +181,7 @@ class iResidual(nn.Module):  # noqa: N801, the name of the paper's architecture
         """
         if not has_values(y):
             raise ParameterError(
-                "iResidual.solve reads values for the bound of its error, which it cannot inside of transforms and "
+                "iResidual.solve reads values for the bound of its error, which it cannot inside transforms and "
                 "traces. Use `inverse()` there."
             )
         if y.dim() < 2:

@@ -99,6 +99,11 @@ class Constraint(nn.Module):
             self._kept = {**dict(list(known.items())[1 - _MOST_KEPT :]), what: kept}
         return kept.weight
 
+    @property
+    def is_as_written(self) -> bool:
+        """Whether weights are built as this class does, by no subclass and no method of the instance."""
+        return type(self) is Constraint and _METHODS.isdisjoint(vars(self))
+
     def supplied(self, raw: tuple[Tensor, ...]) -> Tensor | None:
         """The weight of these raw parameters, if it or its parts have been built beforehand."""
         built = None if self.supply is None else self.supply(raw)
@@ -328,9 +333,7 @@ class Constrained(nn.Module):
         constraint = chain._modules["0"]
         if constraint._forward_hooks or constraint._forward_pre_hooks:
             return None
-        if constraint._backward_hooks or constraint._backward_pre_hooks:
-            return None
-        if type(constraint) is not Constraint or not _METHODS.isdisjoint(vars(constraint)):
+        if constraint._backward_hooks or constraint._backward_pre_hooks or not constraint.is_as_written:
             return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)
@@ -351,7 +354,7 @@ class Constrained(nn.Module):
 
     def weight_of(self, source: Source | None) -> Tensor:
         """`weight`, at half the cost of the property when it is kept."""
-        weight: Any = self.weight if source is None else source[0].forward(*source[1])  # a source has no hooks
+        weight: Any = self.weight if source is None else source[0](*source[1])
         return weight
 
     def reset_parameters(self) -> None:

@@ -28,7 +28,7 @@ _kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # without 
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
-    if "build" in vars(kernel) or _hooks(kernel):
+    if "build" in vars(kernel) or _is_altered(kernel):
         return None
     if kernel not in _kinds:
         description = _describe(kernel)
@@ -40,11 +40,11 @@ def kind(kernel: Kernel) -> Hashable | None:
 _numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to compare
 
 
-def _hooks(part: nn.Module) -> bool:
-    """Whether the module or one of its parts has hooks."""
+def _is_altered(part: nn.Module) -> bool:
+    """Whether the module or one of its parts has hooks, or a `forward` of its own."""
     if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
         return True
-    return any(_hooks(inner) for inner in part._modules.values() if inner is not None)
+    return "forward" in vars(part) or any(_is_altered(p) for p in part._modules.values() if p is not None)
 
 
 def _describe(part: nn.Module) -> Hashable:

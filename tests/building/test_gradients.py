@@ -118,6 +118,9 @@ def test_what_has_hooks_is_built_one_by_one(place):
     assert batches(sources(layers)) == [[0, 2], [1]]
     hook.remove()
     assert batches(sources(layers)) == [[0, 1, 2]]
+    part = layers[1].parametrizations.weight[0].get_submodule(place)
+    part.forward = lambda w, forward=part.forward: -forward(w)
+    assert batches(sources(layers)) == [[0, 2], [1]]
 
 
 def test_unused_layers_get_no_gradient():

@@ -1,4 +1,4 @@
-"""Hooks, other parametrizations, parts, copies and replicas of a network inside of `build_once`."""
+"""Hooks, other parametrizations, parts, copies and replicas of a network inside `build_once`."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""Whatever passes run inside of `build_once`, gradients are those of passes without it."""
+"""Whatever passes run inside `build_once`, gradients are those of passes without it."""
 
 from copy import deepcopy
 

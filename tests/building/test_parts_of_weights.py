@@ -11,6 +11,7 @@ from orthogonium import build_once, build_together
 from orthogonium.building import builds
 from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveOrthoConv3d, AdaptiveOrthoConvTranspose2d
 from orthogonium.layers.conv import execution
+from orthogonium.layers.parametrization import Constraint
 from orthogonium.methods.aoc import OrthogonalKernel
 from tests.building.passes import (
     DIGITS,
@@ -203,11 +204,27 @@ def test_inverses():
         torch.testing.assert_close(orthogonium.inverse(layer)(layer(x)), x)
 
 
-def test_a_kernel_with_a_build_of_its_own_is_built_by_it():
+class _Negative(Constraint):
+    def build(self, raw, by=None):
+        return -super().build(raw, by)
+
+
+def _replace_kernel_build(constraint):
+    constraint.kernel.build = lambda *raw, build=constraint.kernel.build: -build(*raw)
+
+
+def _replace_build(constraint):
+    constraint.build = lambda raw, by=None, build=constraint.build: -build(raw, by)
+
+
+@pytest.mark.parametrize(
+    "change", [_replace_kernel_build, _replace_build, lambda constraint: setattr(constraint, "__class__", _Negative)]
+)
+@pytest.mark.parametrize("places", [(0, 1, 2), (1,)])
+def test_weights_with_a_build_of_their_own_are_built_by_it(change, places):
     model = two_and_one()
-    for layer in model:
-        kernel = layer.parametrizations.weight[0].kernel
-        kernel.build = lambda *raw, build=kernel.build: -build(*raw)
+    for place in places:
+        change(model[place].parametrizations.weight[0])
     assert_once_is_plain(model, images(6, 7, 7), 1e-12)
 
 

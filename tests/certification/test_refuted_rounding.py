@@ -1,4 +1,4 @@
-"""Rounding, overflow and NaN: what is certified may not change its class with the batch, nor inside of the radius."""
+"""Rounding, overflow and NaN: what is certified may not change its class with the batch, nor inside the radius."""
 
 import contextlib
 import math

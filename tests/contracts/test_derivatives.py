@@ -151,7 +151,7 @@ def test_gradients_in_float32(name):
 
 
 def _derivatives(layer, inside, evaluate):
-    """First and second derivatives of a loss of `evaluate(layer)` under autocast; taken inside of it, or afterwards."""
+    """First and second derivatives of a loss of `evaluate(layer)` under autocast; taken inside it, or afterwards."""
     raw = list(layer.parametrizations.weight.parameters())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = evaluate(layer).flatten()

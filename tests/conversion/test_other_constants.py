@@ -59,7 +59,7 @@ def test_layers_that_are_inside_of_others_too_keep_their_constants():
 
 @pytest.mark.parametrize("lipschitz", [0.3, 7.0])
 def test_certificates_of_other_constants_hold(lipschitz):
-    """Radii are divided by the constant, and an attack inside of them finds nothing; one that ignored it would."""
+    """Radii are divided by the constant, and an attack inside them finds nothing; one that ignored it would."""
     torch.manual_seed(0)
     model = convert(MLP(), (1, 8, 8), lipschitz=lipschitz).model.eval()
     x = torch.rand(16, 1, 8, 8)

@@ -245,7 +245,7 @@ def test_each_layer_of_a_chain_gets_its_share():
 
 @pytest.mark.parametrize("lipschitz", [0.5, 9.0])
 def test_layers_of_a_chain_that_are_elsewhere_too_are_left_out(lipschitz):
-    """Inside of a residual block constants do not multiply; what undoes a layer undoes its constant."""
+    """Inside a residual block constants do not multiply; what undoes a layer undoes its constant."""
     shared, own = OrthoLinear(4, 4), OrthoLinear(4, 4)
     model = nn.Sequential(shared, MaxMin(), AdditiveResidual(nn.Sequential(shared, MaxMin())), own).eval()
     before = orthogonium.lipschitz_bound(model, (4,)).value

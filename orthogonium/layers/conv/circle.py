@@ -172,7 +172,7 @@ class CircleConv(ConstrainedConv):
         if supplied is not None and tuple(supplied.shape[2:]) != sizes:  # built beforehand, for other images
             if getattr(constraint.supply, "for_all_passes", False):
                 raise ShapeError(
-                    f"{type(self).__name__}: inside of build_once its weight is for images of "
+                    f"{type(self).__name__}: inside build_once its weight is for images of "
                     f"{tuple(supplied.shape[2:])}, got {sizes}. Give the layer image_size={sizes}, or call it once "
                     "with such images before the block."
                 )
