@@ -28,7 +28,8 @@ def warn_of_deficiency(name: str, deficit: float, rank: int) -> None:
     """Warn that a matrix could not be made orthogonal."""
     warn(
         f"{name}: the input is rank-deficient or too ill-conditioned, so the result is not orthogonal: its "
-        f"squared Frobenius norm is off by {deficit:.2g} from {rank}. Use full rank, or the QR, "
-        "Cayley or exponential method, which are defined for every matrix.",
+        f"squared Frobenius norm differs from {rank} by {deficit:.2g}. Start from a matrix of full rank "
+        "(`layer.reset_parameters()` draws one), or use the QR, Cayley or exponential method, which are defined for "
+        "every matrix.",
         NumericalWarning,
     )
