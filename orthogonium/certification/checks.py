@@ -38,7 +38,7 @@ def check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
     if torch.finfo(output.dtype).eps > max(finest, torch.finfo(own).eps):
         raise NoBound(
             f"It rounds to {output.dtype}, in a network of {own}: a step function.",
-            "Certify it in float32, or give the whole model that dtype (model.to(dtype)): its rounding is deducted.",
+            "Certify in float32, or give the whole model that dtype (model.to(dtype)): its rounding is deducted.",
         )
 
 

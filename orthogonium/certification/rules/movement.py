@@ -85,7 +85,7 @@ def copied(call: Call) -> Any:
         if to.eps > max(of.eps, own.eps):
             raise NoBound(
                 f"It rounds {x.dtype} to {output.dtype}, in a network of {call.walk.bases[0].dtype}: a step function.",
-                "Certify it in float32, or give the whole model that dtype (model.to(dtype)): its rounding is deducted.",
+                "Certify in float32, or give the whole model that dtype (model.to(dtype)): its rounding is deducted.",
             )
         if to.eps > of.eps or to.max < of.max:  # one rounding; large numbers overflow, small ones are lost
             return scaled(call, x, 1.0, call.together(x, ()), call.rounded(1.0))
