@@ -9,8 +9,9 @@ Note [In turn]
 A layer may apply the factors of BCOP and the dense kernel (the rotation, or the RKO kernel, which has the stride) to
 its images one after another: the same function, up to rounding. For a square 3×3 kernel this takes 10 c² flops per
 pixel instead of 18 c², and no kernel is built, which saves about 65 c³ flops of a training step. But the intermediate
-images take memory: it only pays while there are not many more pixels than channels. A weight that is kept (in eval) is
-better: one convolution has less overhead than many thin products.
+images take memory: it only pays while there are not many more pixels than channels. With twice as many channels on one
+side as on the other, a 3×3 kernel takes as many flops per pixel as its factors, and only its build is saved, which pays
+for fewer pixels. A weight that is kept (in eval) is better: one convolution has less overhead than many thin products.
 
 Note [Along axes]
 BCOP is a product `A_1(z_1) … A_d(z_d) R`, so that convolving along one axis after the other, with R in the innermost
@@ -70,7 +71,7 @@ class OrthogonalKernel(ConvKernel):
         # Note [In turn]. A rotation to at least as many channels is applied first; then the order of all factors is
         # reversed.
         self.dense_first = not self.has_rko and co >= ci
-        self.factor_count = self._count_factors()
+        self.factor_count, self.factors_save = self._count_factors()
         self.axis_shapes = self._shapes_along_axes()
         self.axis_savings = math.prod(geometry.weight_shape) - sum(map(math.prod, self.axis_shapes))  # per pixel
 
@@ -145,16 +146,17 @@ class OrthogonalKernel(ConvKernel):
         shape = (self.geometry.groups, self.geometry.group_out, self.plan.inner_channels, *self.plan.rko_size)
         return self.orthogonalize(raw).reshape(shape)
 
-    def _count_factors(self) -> int:
-        """Number of factors of BCOP if applying them in turn takes fewer flops than the kernel, otherwise 0."""
+    def _count_factors(self) -> tuple[int, bool]:
+        """Number of factors of BCOP, 0 if in turn they take more products than the kernel; whether they take fewer."""
         geometry, tile = self.geometry, self.plan.rko_size
         one_dense = not (self.has_rko and self.rotate)
         if not one_dense or tile != geometry.stride or (self.has_rko and set(geometry.dilation) != {1}):
-            return 0
+            return 0, False
         count = sum(k - 1 for k in self.plan.bcop_size)
         dense = geometry.group_in * geometry.group_out
         apart = (dense + count * self.channels**2) * math.prod(tile)  # for each pixel of the output
-        return count if apart < dense * math.prod(geometry.kernel_size) else 0
+        at_once = dense * math.prod(geometry.kernel_size)
+        return (count if apart <= at_once else 0), apart < at_once
 
     def _shapes_along_axes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the weights along axes, in the order they are applied; none if they do not save products."""

@@ -27,7 +27,7 @@ from orthogonium.methods.soc import SkewExponentialKernel
 
 # Note [In turn] of `methods/aoc.py`
 MOST_PIXELS = 32  # for each channel, over all intermediate images: with more, building the weight is faster
-MOST_BESIDE_AXES = 12  # the same if it need not be built: Note [Along axes]
+MOST_FOR_BUILDS = 12  # the same if factors save hardly any products, but only those of builds
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
 FEWEST_ALONG_AXES = 32  # the same of convolutions along axes
 FEWEST_SAVED = 2**19  # products of an image: with fewer, another convolution costs more than it saves
@@ -84,7 +84,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
     if type(kernel) is not OrthogonalKernel or kernel.channels < FEWEST_CHANNELS:
         return False
     pixels = x.numel() // layer.in_channels
-    most = MOST_BESIDE_AXES if _has_axes(kernel, x) else MOST_PIXELS
+    most = MOST_PIXELS if kernel.factors_save and not _has_axes(kernel, x) else MOST_FOR_BUILDS
     if not 0 < kernel.factor_count * pixels <= most * kernel.channels:
         return False
     if not _goes_without_weight(layer, x, source):

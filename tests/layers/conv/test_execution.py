@@ -66,6 +66,15 @@ def test_the_same_function_and_gradients_as_with_the_weight(dims, channels, bord
 
 
 @pytest.mark.parametrize("border", BORDERS, ids=str)
+@pytest.mark.parametrize("channels,kernel", [((4, 8, 1), 3), ((8, 4, 1), 3), ((16, 8, 2), 3), ((8, 8, 1), 1)], ids=str)
+def test_kernels_that_take_as_many_products_as_their_factors(channels, kernel, border, calls):
+    for layer in with_border(channels, [(3, kernel)], border, (4, 4)):
+        assert_same_as_with_the_weight(layer, (1, channels[0], 4, 4), calls)
+        many = torch.randn(6, channels[0], 4, 4, dtype=torch.float64)
+        assert execution.select_execution(layer, many).name == "padded"
+
+
+@pytest.mark.parametrize("border", BORDERS, ids=str)
 @pytest.mark.parametrize("case", STRIDED, ids=str)
 def test_strides(case, border, calls, monkeypatch):
     monkeypatch.setattr(execution, "MOST_PIXELS", 10**4)
@@ -116,9 +125,9 @@ def test_what_is_cheaper_with_the_weight(calls):
         (aoc.AdaptiveOrthoConv2d(8, 8, 3, stride=2, dilation=2), (1, 8, 4, 4)),
         (aoc.AdaptiveOrthoConv2d(8, 16, 3, stride=2, dilation=3), (1, 8, 4, 4)),
         (aoc.AdaptiveOrthoConv2d(8, 64, 3, stride=2), (1, 8, 4, 4)),  # orthonormal columns: two dense kernels
-        (aoc.AdaptiveOrthoConv2d(8, 8, (3, 1)), (1, 8, 4, 4)),
+        (aoc.AdaptiveOrthoConv2d(8, 8, (3, 1)), (1, 8, 8, 8)),  # as many products either way
         (aoc.AdaptiveOrthoConv2d(2, 16, 3), (1, 2, 4, 4)),  # factors of 16 channels would cost more
-        (aoc.AdaptiveOrthoConv1d(8, 8, 3), (1, 8, 4)),
+        (aoc.AdaptiveOrthoConv1d(8, 8, 2), (1, 8, 128)),
         (aoc.AdaptiveOrthoConv2d(8, 8, 3, dilation=5), (1, 8, 4, 4)),  # wraps around more than once
         (aoc.AdaptiveOrthoConv2d(8, 8, 3), (0, 8, 4, 4)),  # nothing to do
     ]
