@@ -3,7 +3,7 @@
 Note [Without W]
 A dense layer with many more inputs than outputs and a small batch may apply X, then L⁻¹, to its inputs. For r outputs
 and c inputs that takes 3 to 4 r²c flops of a training step besides those of any dense layer (one triangle of the Gram
-matrix, by blocks of rows, and its derivative times X) instead of 8 r²c: solves with L and products with its derivative
+matrix and its derivative times X) instead of 8 r²c: solves with L and products with its derivative
 act on few columns. With `P = Ȳ L⁻¹` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is
 that of `Ȳᵀ y`,
 
@@ -23,25 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.linalg.evaluation import HandWritten, evaluate
-from orthogonium.linalg.triangular import ENOUGH, cholesky, lower_to_symmetric, power_steps
-
-_ROWS_AT_ONCE = 512
-
-
-def _gram_above(raw: Tensor) -> Tensor:  # (r, c) → (r, r)
-    """`XXᵀ` on and above the diagonal, which is all that the Cholesky factorization reads."""
-    if len(raw) <= _ROWS_AT_ONCE:
-        return raw @ raw.mT
-    gram = raw.new_zeros(len(raw), len(raw))
-    for first in range(0, len(raw), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        torch.mm(raw[rows], raw[first:].mT, out=gram[rows, first:])
-    return gram
+from orthogonium.linalg.triangular import ENOUGH, cholesky, lower_to_symmetric, power_steps, product_below
 
 
 def _factor(raw: Tensor) -> Tensor | None:  # (r, c) → (r, r)
     """`Lᵀ`, if one pass is enough."""
-    upper = torch.linalg.cholesky_ex(_gram_above(raw), upper=True)[0]
+    upper = torch.linalg.cholesky_ex(product_below(raw[None], raw[None])[0].mT, upper=True)[0]
 
     def gram(v: Tensor) -> Tensor:  # times L⁻¹ XXᵀ L⁻ᵀ, as it is applied
         v = torch.linalg.solve_triangular(upper.mT, v[0], upper=False, left=False) @ raw

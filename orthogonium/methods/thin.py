@@ -112,6 +112,6 @@ class ThinKernel(OrthogonalKernel):
         matrix = torch.stack([rest for _, rest in peeled]).transpose(1, 2).reshape(self.raw_shapes[-1])
         return tuple(raw.to(weight.dtype).contiguous() for raw in (*bases, matrix))
 
-    def _count_factors(self) -> int:
+    def _count_factors(self) -> tuple[int, bool]:
         """Always 0: applying the factors in turn takes more than the kernel, two products of the rank for each."""
-        return 0
+        return 0, False

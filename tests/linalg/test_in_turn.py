@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 from orthogonium import build_once
 from orthogonium.layers import OrthoLinear
-from orthogonium.linalg import cholesky, in_turn
+from orthogonium.linalg import cholesky, triangular
 from orthogonium.linalg.in_turn import _Applied, _factor, apply_orthonormal_rows
 
 
@@ -20,7 +20,8 @@ def matrix(rows, columns, condition, dtype=torch.float64):
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("rows", [5, 16])  # of a block of the Gram matrix
 def test_values_and_gradients(dtype, digits, scale, rows, monkeypatch):
-    monkeypatch.setattr(in_turn, "_ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(triangular, "_MANY_ROWS", rows)
+    monkeypatch.setattr(triangular, "_ROWS_AT_ONCE", rows)
     raw = (scale * matrix(16, 96, 5.0, dtype)).requires_grad_()
     x, target = torch.randn(7, 96, dtype=dtype, requires_grad=True), torch.randn(7, 16, dtype=torch.float64)
     assert _factor(raw.detach()) is not None

@@ -101,6 +101,21 @@ def test_cholesky_is_qr_is_gram_schmidt():
     torch.testing.assert_close(qr(w.mT), expected.mT)
 
 
+@pytest.mark.parametrize("kappa", [3.0, 100.0])  # one pass, and two
+@pytest.mark.parametrize("rows,columns", [(530, 700), (640, 660)])
+def test_many_rows_are_gram_schmidt(rows, columns, kappa):
+    u, v = (torch.linalg.qr(torch.randn(n, rows, dtype=torch.float64))[0] for n in (rows, columns))
+    w = (u * torch.logspace(0, math.log10(kappa), rows, dtype=torch.float64)) @ v.mT
+    w = torch.stack((w, w.flip(0))).requires_grad_()
+    q, r = torch.linalg.qr(w.mT)
+    expected = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT
+    upstream = torch.randn_like(w)
+    found = cholesky(w)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    ours, theirs = (torch.autograd.grad(y, w, upstream)[0] for y in (found, expected))
+    assert (ours - theirs).norm() <= 1e-10 * theirs.norm()
+
+
 def test_polar_is_the_nearest_orthogonal_matrix():
     w = torch.randn(3, 5, 8, dtype=torch.float64)
     u, _, vh = torch.linalg.svd(w, full_matrices=False)
