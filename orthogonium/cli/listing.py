@@ -52,6 +52,8 @@ def models(
         weights = zip(trained, certified, strict=True)
         found = [(each.name, each.model, each.data, percent(each.accuracy), radii) for each, radii in weights]
         print_table("Pretrained", ["name", "model", "data", "accuracy", "certified at l2 radius"], found)
+    for each in named:
+        print(f"Trained by `{each.command}`.\n{each.limits}")
 
 
 def _rows(options: Mapping[str, Any]) -> list[tuple[str, str]]:

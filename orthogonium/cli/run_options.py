@@ -34,7 +34,10 @@ def _run(help: str, *flags: str, metavar: str | None = None, min: int | None = N
 
 
 Preset = Annotated[
-    str | None, _what("Start from a recipe worth starting from: digits, cifar10-cpu-30min, imagenet.", metavar=_NAME)
+    str | None,
+    _what(
+        "Start from a recipe worth starting from: digits, cifar10-cpu-30min, cifar10-cpu-2h, imagenet.", metavar=_NAME
+    ),
 ]
 RecipeFile = Annotated[
     Path | None, _what("Start from a recipe.json, such as that of another run.", "--recipe", metavar="FILE")

@@ -35,6 +35,8 @@ class Pretrained:
         data: name of the data set.
         accuracy: fraction of correct predictions on its test images.
         certified_accuracy: certified accuracy on them, by l2 radius.
+        command: what trained it.
+        limits: what it is not for, and what its certificates do not say.
         recipe: how it was trained.
     """
 
@@ -46,6 +48,8 @@ class Pretrained:
     data: str
     accuracy: float
     certified_accuracy: Mapping[str, float]
+    command: str
+    limits: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, n_classes: int | None = None) -> nn.Module:

@@ -25,6 +25,8 @@ def metadata(name, **changes):
             "data": "digits",
             "accuracy": 0.97,
             "certified_accuracy": {"0.25": 0.9, "0.5": 0.6},
+            "command": "orthogonium train --epochs 3",
+            "limits": "A test.",
             "recipe": {"epochs": 3},
             **changes,
         }
