@@ -23,7 +23,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import from_frequencies
 from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.rotations import exponential
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol
+from orthogonium.methods.circle import CircleKernel, Grid, symbol
 from orthogonium.methods.kernel import Device
 
 
@@ -32,19 +32,15 @@ class ExplicitKernel(CircleKernel):
 
     group_axes = (0,)
 
-    def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
-        super().__init__(geometry, grid)
-        self.trainable = self.channels > 1 or max(coarse_size(geometry)) > 2  # real numbers of norm 1 are ±1
+    def __init__(self, geometry: ConvGeometry) -> None:
+        super().__init__(geometry)
+        self.trainable = self.channels > 1 or max(self.taps_grid) > 2  # real numbers of norm 1 are ±1
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
         """Normal taps of a size that turns by about 1 rad."""
-        g = self.geometry
-        size = coarse_size(g)
-        shape = (g.groups * self.channels, self.channels, *size)
+        shape = (self.geometry.groups * self.channels, self.channels, *self.taps_grid)
         wide = torch.promote_types(dtype, torch.float32)
-        return (torch.randn(shape, device=device, dtype=wide) / math.sqrt(4 * self.channels * math.prod(size))).to(
-            dtype
-        )
+        return (torch.randn(shape, device=device, dtype=wide) / math.sqrt(4 * math.prod(shape[1:]))).to(dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The symbol at the frequencies of the small circle, `grid`."""
@@ -54,7 +50,7 @@ class ExplicitKernel(CircleKernel):
 
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The taps of the small circle, spread over the image."""
-        circle = tuple(map(divisor_from, grid, coarse_size(self.geometry)))
+        circle = tuple(map(divisor_from, grid, self.taps_grid))
         x = from_frequencies(self.unitary(circle, *raw), circle)
         for axis, (m, n) in enumerate(zip(grid, circle, strict=True), -len(grid)):
             x = _spread(x, axis, m // n)
