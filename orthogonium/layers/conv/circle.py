@@ -89,16 +89,18 @@ class CircleConv(ConstrainedConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry)
-        self._set_up(kernel, padding, padding_mode, image_size, lipschitz, bias=bias, device=device, dtype=dtype)
+        self._set_up(kernel, padding, padding_mode, bias, device, dtype, image_size, lipschitz)
 
     def _set_up(
         self,
         kernel: CircleKernel,
         padding: Size | str,
         padding_mode: str,
+        bias: bool,
+        device: Device,
+        dtype: torch.dtype | None,
         image_size: Size | None,
         lipschitz: float,
-        **bias_and_storage: Any,
     ) -> None:
         name, g = type(self).__name__, kernel.geometry
         if padding_mode != "circular":
@@ -114,7 +116,7 @@ class CircleConv(ConstrainedConv):
         kernel.ahead = ahead_of_same(g, padding, name)
         if image_size is not None:
             kernel = kernel.at(coarse(to_tuple(image_size, g.dims, "image_size"), g.stride))
-        super().__init__(kernel, "same", padding_mode, lipschitz, **bias_and_storage)
+        super().__init__(kernel, "same", padding_mode, bias, device, dtype, lipschitz)
         self.image_size = None if image_size is None else self.geometry.kernel_size  # a multiple of the stride
         self.taps, self.padding_of_taps = g.kernel_size, padding
 
@@ -217,7 +219,7 @@ class _BRO(CircleConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, rank)
-        self._set_up(kernel, padding, padding_mode, image_size, lipschitz, bias=bias, device=device, dtype=dtype)
+        self._set_up(kernel, padding, padding_mode, bias, device, dtype, image_size, lipschitz)
 
 
 class CayleyConv2d(_Cayley, nn.Conv2d):
