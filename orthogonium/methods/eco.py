@@ -52,8 +52,9 @@ class ExplicitKernel(CircleKernel):
         """The taps of the small circle, spread over the image."""
         circle = tuple(map(divisor_from, grid, self.taps_grid))
         x = from_frequencies(self.unitary(circle, *raw), circle)
-        for axis, (m, n) in enumerate(zip(grid, circle, strict=True), -len(grid)):
-            x = _spread(x, axis, m // n)
+        for axis, (m, n) in enumerate(zip(grid, circle, strict=True), 3):  # zeros behind each tap
+            later_axes = (0, 0) * (x.dim() - 1 - axis)
+            x = F.pad(x.unsqueeze(axis + 1), (*later_axes, 0, m // n - 1)).flatten(axis, axis + 1)
         return x
 
 
@@ -64,11 +65,3 @@ def divisor_from(m: int, least: int) -> int:
     [3, 4, 7, 2]
     """
     return min([m, *(n for n in range(least, m) if m % n == 0)])
-
-
-def _spread(x: Tensor, axis: int, distance: int) -> Tensor:
-    """Insert zeros after each entry along an axis: `n` entries become `n·distance`."""
-    if distance == 1:
-        return x
-    x = x.movedim(axis, -1)
-    return F.pad(x.unsqueeze(-1), (0, distance - 1)).flatten(-2).movedim(-1, axis)

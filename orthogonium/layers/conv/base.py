@@ -145,12 +145,6 @@ class ConstrainedConv(ConstrainedConvNd):
         """Convolve an image or a batch of images."""
         if self.pads_as_torch:  # and checks the input, too
             return execute(self, input)
-        sizes = self._check(input)
-        g = self.geometry
-        y = execute(self, tile(input, g.stride))
-        return y if self.border.same or not g.is_strided else self._crop(y, sizes)
-
-    def _check(self, input: Tensor) -> Sequence[int]:
         g, border = self.geometry, self.border
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
@@ -159,12 +153,11 @@ class ConstrainedConv(ConstrainedConvNd):
                 f"{type(self).__name__}: images of size {tuple(sizes)} padded by {border.left} are smaller than the "
                 f"extent {g.extent} of the kernel. Use padding='same'."
             )
-        return sizes
-
-    def _crop(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The outputs that torch gives for integer padding; there may be one fewer."""
-        g = self.geometry
-        axes = zip(sizes, self.border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
+        y = execute(self, tile(input, g.stride))
+        if border.same or not g.is_strided:
+            return y
+        # The outputs that torch gives for integer padding; there may be one fewer.
+        axes = zip(sizes, border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
         return zero_extend(y, [0] * g.dims, [(n + 2 * p - x) // s + 1 - m for n, p, x, s, m in axes])
 
 

@@ -230,19 +230,16 @@ class CayleyConv2d(_Cayley, nn.Conv2d):
     Guarantee: under circular padding all singular values are 1 (1e-5 in float32) if the stride divides the image size,
     and at most 1 otherwise. The kernel is as large as the image and differs for each image size.
 
+    Arguments not listed here are those of `AdaptiveOrthoConv2d`.
+
     Args:
-        in_channels: channels of the images.
-        out_channels: channels of the result.
         kernel_size: of the learned taps, an integer or one for each axis, as for `stride`.
         stride: phases of the image become channels (pixel-unshuffle), `in·stride²` in total.
         padding: "same", or the integers that keep the image size.
         dilation: only 1, since the kernel already spans the image.
-        groups: number of groups of channels that do not mix.
-        bias: whether to add a learned bias.
         padding_mode: "circular".
         image_size: of the images that `weight` is for, an integer or one for each axis; None to take that of the first
             images. Images of other sizes get a kernel of their own.
-        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its weight.
 
     >>> layer = CayleyConv2d(3, 16, kernel_size=3, stride=2)
     >>> x = torch.randn(1, 3, 8, 8)
