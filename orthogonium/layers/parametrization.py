@@ -33,10 +33,8 @@ from orthogonium.layers.eval_cache import Kept
 from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.evaluation import full_precision, has_values, waits
-from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import build_stacked
-from orthogonium.methods.kernel import INSTEAD, Kernel
-from orthogonium.methods.soc import SkewExponentialKernel
+from orthogonium.methods.kernel import INSTEAD, Kernel, as_tuple
 
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
 
@@ -158,12 +156,10 @@ class Constraint(nn.Module):
             return self.lipschitz * built
         return *built[:scaled], *(self.lipschitz * kernel for kernel in built[scaled:])
 
-    def factors(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a layer applies instead of the weight: Note [In turn] of `methods/aoc.py`."""
-        assert isinstance(self.kernel, OrthogonalKernel)
+    def parts(self, by: Callable[..., tuple[Tensor, ...]], raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a layer applies instead of the weight, by a method of the kernel; without the constant."""
         self._forget(raw)
-        dense, *bases = full_precision(self.kernel.factors, self.is_of_raw_alone)(*raw)
-        return (dense if self.lipschitz == 1 else self.lipschitz * dense), *bases
+        return full_precision(by, self.is_of_raw_alone)(*raw)
 
     def along_axes(self, raw: tuple[Tensor, ...]) -> list[Tensor]:
         """What a layer applies instead of the weight, axis by axis: Note [Along axes] of `methods/aoc.py`."""
@@ -177,12 +173,6 @@ class Constraint(nn.Module):
         kernel: Any = self.kernel
         shapes = kernel.axis_shapes
         return [part.view(shape) for part, shape in zip(packed.split([*map(math.prod, shapes)]), shapes, strict=True)]
-
-    def stages(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a layer applies instead of the weight, without the constant: Note [Series] of `methods/soc.py`."""
-        assert isinstance(self.kernel, SkewExponentialKernel)
-        self._forget(raw)
-        return full_precision(self.kernel.stages, self.is_of_raw_alone)(*raw)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (when the raw parameters are known) and on `layer.weight = …`."""
@@ -198,7 +188,7 @@ class Constraint(nn.Module):
         raw = self.kernel.invert(weight)
         if self.kernel.projects:
             return raw
-        rebuilt = self.build(raw if isinstance(raw, tuple) else (raw,)) / self.lipschitz
+        rebuilt = self.build(as_tuple(raw)) / self.lipschitz
         tolerance = 1e-5 if weight.dtype.itemsize > 2 else 1e-2
         deviation = (rebuilt - weight).abs().max().item() if weight.numel() else 0.0
         if not deviation <= tolerance:
@@ -367,7 +357,7 @@ class Constrained(nn.Module):
                 chain: Any = self.parametrizations.weight  # type: ignore[union-attr]
                 raw = list(chain.parameters(recurse=False))
                 fresh = chain[0].kernel.initial(raw[0].device, raw[0].dtype)
-                for parameter, value in zip(raw, fresh if isinstance(fresh, tuple) else (fresh,), strict=True):
+                for parameter, value in zip(raw, as_tuple(fresh), strict=True):
                     parameter.copy_(value)
 
     @classmethod

@@ -32,9 +32,9 @@ from orthogonium.kernels import Construction, ConvGeometry, block_conv, select_m
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.bcop.composition import along_axes, compose, count_bases, rotation
 from orthogonium.methods.bcop.inverse import decompose
-from orthogonium.methods.bcop.stages import inner_kernel, outer_matrix
+from orthogonium.methods.bcop.stages import inner_kernels, outer_matrices
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
-from orthogonium.methods.rko import polar_factor, polar_raw
+from orthogonium.methods.rko import polar_raw
 
 
 class OrthogonalKernel(ConvKernel):
@@ -123,11 +123,10 @@ class OrthogonalKernel(ConvKernel):
     def _two_stages(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/stages.py`."""
         plan, groups = self.plan, weight.unflatten(0, (self.geometry.groups, -1))
-        inner = torch.stack([inner_kernel(x, plan.inner_channels, plan.rko_size) for x in groups])
+        inner = inner_kernels(groups, plan.inner_channels, plan.rko_size)
         bases, _ = decompose(inner, tuple(k - 1 for k in plan.bcop_size), self.rotate)
         stages = compose(bases, plan.bcop_size, None, self.columns)
-        outer = [outer_matrix(x, stage, plan.rko_size) for x, stage in zip(groups, stages, strict=True)]
-        return bases, polar_factor(torch.stack(outer))
+        return bases, outer_matrices(groups, stages, plan.rko_size)
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""

@@ -23,7 +23,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.dominance import check_steps, equal_scales, group_gram_diagonal, positive_weights
 from orthogonium.kernels.phases import stack_phases
 from orthogonium.linalg import random_orthogonal
-from orthogonium.methods.kernel import ConvKernel, Device
+from orthogonium.methods.kernel import ConvKernel, Device, unit_groups
 
 
 def central_tap(g: ConvGeometry, device: Device, dtype: torch.dtype) -> Tensor:  # (out, in/g, *k)
@@ -75,10 +75,6 @@ class AlmostOrthogonalKernel(ConvKernel):
         side = self._scaled_side(weight.double().unflatten(0, (self.geometry.groups, -1)))
         return raw, equal_scales(side, self.niter).to(weight.dtype)
 
-    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """The multiple of the kernel that is in the set."""
-        return self.invert(weight)
-
     def _scaled_side(self, kernel: Tensor) -> Tensor:  # (g, out, in, *k) → (g, m, n, *k'), where m is scaled
         e = self.geometry.effective_stride
         stacked = stack_phases(kernel, e) if max(e, default=1) > 1 else kernel
@@ -90,10 +86,7 @@ class AlmostOrthogonalKernel(ConvKernel):
         e = g.effective_stride
         dtype = raw[0].dtype
         wide = torch.float64 if raw[0].device.type == "cpu" else dtype  # Note [Kinks]
-        grouped = raw[0].unflatten(0, (g.groups, -1))
-        largest = grouped.detach().flatten(1).abs().amax(1).view(-1, *[1] * (grouped.dim() - 1))
-        # The result does not depend on the scale of a group, so this constant for the gradient keeps squares in range.
-        precise = grouped.to(wide) / torch.where(largest > 0, largest, torch.ones_like(largest))
+        precise, _ = unit_groups(raw[0].to(wide), g.groups)
         weights = positive_weights(raw[1].to(wide)) if len(raw) > 1 else None
         t = group_gram_diagonal(self._scaled_side(precise), weights, self.niter, dtype)
         kernel, scale = precise.to(dtype), t.rsqrt().to(dtype)

@@ -24,8 +24,8 @@ from orthogonium.linalg.complex_matrices import complex_form, off_complex, real_
 from orthogonium.linalg.evaluation import may_look
 from orthogonium.linalg.triangular import qr
 from orthogonium.methods.aol import central_tap
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol, unit_taps
-from orthogonium.methods.kernel import Device
+from orthogonium.methods.circle import CircleKernel, Grid, symbol
+from orthogonium.methods.kernel import Device, unit_groups
 
 _PAIRED = 1e3  # rounding of a real form that is that of a complex matrix, in units of eps
 
@@ -58,8 +58,8 @@ class BlockReflectorKernel(CircleKernel):
 
     group_axes = (0,)
 
-    def __init__(self, geometry: ConvGeometry, grid: Grid, rank: int | None = None) -> None:
-        super().__init__(geometry, grid)
+    def __init__(self, geometry: ConvGeometry, rank: int | None = None) -> None:
+        super().__init__(geometry)
         if self.channels < 2:
             raise GeometryError(
                 "BRO reflects some of several channels: with one for each group there is nothing to choose. Use "
@@ -75,14 +75,11 @@ class BlockReflectorKernel(CircleKernel):
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
         """Orthonormal columns in the middle plus a little noise."""
         g = self.geometry
-        return central_tap(
-            ConvGeometry.of(g.dims, g.groups * self.rank, g.groups * self.channels, coarse_size(g), groups=g.groups),
-            device,
-            dtype,
-        )
+        channels = g.groups * self.rank, g.groups * self.channels
+        return central_tap(ConvGeometry.of(g.dims, *channels, self.taps_grid, groups=g.groups), device, dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The block reflectors of the symbol of V, cut to the shape of the kernel."""
         g = self.geometry
-        v = symbol(unit_taps(raw[0], g.groups), grid, (1,) * g.dims)
+        v = symbol(unit_groups(raw[0], g.groups)[0], grid, (1,) * g.dims)
         return complex_reflectors(v, grid)[..., : g.group_out, : self.columns]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.rotations import cayley
-from orthogonium.methods.circle import CircleKernel, Grid, symbol, unit_taps
-from orthogonium.methods.kernel import Device, Raw
+from orthogonium.methods.circle import CircleKernel, Grid, symbol
+from orthogonium.methods.kernel import Device, Raw, unit_groups
 
 
 class CayleyKernel(CircleKernel):
@@ -34,7 +34,7 @@ class CayleyKernel(CircleKernel):
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The Cayley transforms of the symbol of `α·W/‖W‖`."""
         g = self.geometry
-        taps = unit_taps(raw[0], g.groups)
+        taps, _ = unit_groups(raw[0], g.groups)
         norm = torch.linalg.vector_norm(taps.flatten(1), dim=1)
         scale = raw[1] / torch.where(norm > 0, norm, torch.ones_like(norm))
         scaled = taps * scale.view(-1, *[1] * (taps.dim() - 1))

@@ -16,7 +16,6 @@ import copy
 import math
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
@@ -33,9 +32,9 @@ def left_of(sizes: Grid, strides: Grid) -> Grid:
     return tuple(max(k - s, 0) // 2 for k, s in zip(sizes, strides, strict=True))
 
 
-def coarse_size(geometry: ConvGeometry) -> Grid:
-    """Number of pixels, after the stride, that hold all taps: `⌈k/s⌉`."""
-    return tuple(-(-k // s) for k, s in zip(geometry.kernel_size, geometry.stride, strict=True))
+def coarse(sizes: Grid, strides: Grid) -> Grid:
+    """Number of pixels after the stride, of an image or of what holds all taps of a kernel: `⌈n/s⌉`."""
+    return tuple(-(-n // s) for n, s in zip(sizes, strides, strict=True))
 
 
 def symbol(kernel: Tensor, grid: Grid, strides: Grid) -> Tensor:  # (g, out, in, *k) → (*half of grid, g, out, in·∏s)
@@ -54,9 +53,10 @@ class CircleKernel(ConvKernel):
 
     smallest = 1.0
 
-    def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
+    def __init__(self, geometry: ConvGeometry) -> None:
         super().__init__()
-        self.geometry, self.grid = geometry, grid
+        self.geometry = geometry
+        self.taps_grid = self.grid = coarse(geometry.kernel_size, geometry.stride)
         self.ahead = (0,) * geometry.dims
         self.columns = geometry.group_in * math.prod(geometry.stride)
         self.channels = max(geometry.group_out, self.columns)
@@ -93,10 +93,3 @@ class CircleKernel(ConvKernel):
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
         """The stride-1 kernel of all phases, from pixel 0 on."""
         return from_frequencies(self.unitary(grid, *raw), grid)
-
-
-def unit_taps(raw: Tensor, groups: int) -> Tensor:  # (g·m, n, *k) → (g, m, n, *k)
-    """Each group divided by its largest entry, a constant for the gradient; for functions that ignore the scale."""
-    x = raw.unflatten(0, (groups, -1))
-    largest = x.detach().abs().amax(tuple(range(1, x.dim())), keepdim=True)
-    return x / torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -23,7 +23,7 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import from_frequencies
 from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.rotations import exponential
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size, symbol
+from orthogonium.methods.circle import CircleKernel, Grid, symbol
 from orthogonium.methods.kernel import Device
 
 
@@ -32,19 +32,15 @@ class ExplicitKernel(CircleKernel):
 
     group_axes = (0,)
 
-    def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
-        super().__init__(geometry, grid)
-        self.trainable = self.channels > 1 or max(coarse_size(geometry)) > 2  # real numbers of norm 1 are ±1
+    def __init__(self, geometry: ConvGeometry) -> None:
+        super().__init__(geometry)
+        self.trainable = self.channels > 1 or max(self.taps_grid) > 2  # real numbers of norm 1 are ±1
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
         """Normal taps of a size that turns by about 1 rad."""
-        g = self.geometry
-        size = coarse_size(g)
-        shape = (g.groups * self.channels, self.channels, *size)
+        shape = (self.geometry.groups * self.channels, self.channels, *self.taps_grid)
         wide = torch.promote_types(dtype, torch.float32)
-        return (torch.randn(shape, device=device, dtype=wide) / math.sqrt(4 * self.channels * math.prod(size))).to(
-            dtype
-        )
+        return (torch.randn(shape, device=device, dtype=wide) / math.sqrt(4 * math.prod(shape[1:]))).to(dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The symbol at the frequencies of the small circle, `grid`."""
@@ -54,10 +50,11 @@ class ExplicitKernel(CircleKernel):
 
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The taps of the small circle, spread over the image."""
-        circle = tuple(map(divisor_from, grid, coarse_size(self.geometry)))
+        circle = tuple(map(divisor_from, grid, self.taps_grid))
         x = from_frequencies(self.unitary(circle, *raw), circle)
-        for axis, (m, n) in enumerate(zip(grid, circle, strict=True), -len(grid)):
-            x = _spread(x, axis, m // n)
+        for axis, (m, n) in enumerate(zip(grid, circle, strict=True), 3):  # zeros behind each tap
+            later_axes = (0, 0) * (x.dim() - 1 - axis)
+            x = F.pad(x.unsqueeze(axis + 1), (*later_axes, 0, m // n - 1)).flatten(axis, axis + 1)
         return x
 
 
@@ -68,11 +65,3 @@ def divisor_from(m: int, least: int) -> int:
     [3, 4, 7, 2]
     """
     return min([m, *(n for n in range(least, m) if m % n == 0)])
-
-
-def _spread(x: Tensor, axis: int, distance: int) -> Tensor:
-    """Insert zeros after each entry along an axis: `n` entries become `n·distance`."""
-    if distance == 1:
-        return x
-    x = x.movedim(axis, -1)
-    return F.pad(x.unsqueeze(-1), (0, distance - 1)).flatten(-2).movedim(-1, axis)

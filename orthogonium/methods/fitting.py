@@ -69,15 +69,21 @@ def minimize(
     label: str,
 ) -> tuple[tuple[Tensor, ...], float]:
     """Parameters (float64) that make the residual small, and the remaining distance: Notes [Fit], [Last steps]."""
-    copies = [t.detach().to(torch.float64, copy=True, memory_format=torch.contiguous_format) for t in start]
-    raw = [t.requires_grad_() for t in copies]
+    x = torch.cat([t.detach().double().flatten() for t in start]).requires_grad_()
     optimizer = torch.optim.LBFGS(
-        raw, max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
+        [x], max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
     )
+
+    def unpack(x: Tensor) -> tuple[Tensor, ...]:
+        parts = x.split([t.numel() for t in start])
+        return tuple(part.view(t.shape) for part, t in zip(parts, start, strict=True))
+
+    def residual_at(x: Tensor) -> Tensor:
+        return residual(*unpack(x))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = residual(*raw).square().sum()
+        value = residual_at(x).square().sum()
         value.backward()
         return value.detach()
 
@@ -86,60 +92,48 @@ def minimize(
         value = float(closure())
         while value > _CLOSE and gains and done < steps:
             optimizer.step(closure)
-            before, value = value, _squared(residual, raw)
+            before, value = value, _squared(residual_at, x)
             done, gains = done + _CHUNK, value < before * (1 - _STANDSTILL)
             progress.update(done, value**0.5)
         while _ENOUGH < value <= _CLOSE and caution < _MOST_CAUTION and done < steps:
-            moved = _gauss_newton(residual, raw, caution * value)
-            before, after = value, _squared(residual, moved)
+            moved = _gauss_newton(residual_at, x, caution * value)
+            before, after = value, _squared(residual_at, moved)
             if after < before:
-                raw, value = moved, after
+                x, value = moved, after
             caution = max(caution / 4, 1.0) if after < before * (1 - _WORTH) else 4 * caution
             done += 1
             progress.update(done, value**0.5)
     progress.close()
-    return tuple(t.detach() for t in raw), value**0.5
+    return unpack(x.detach()), value**0.5
 
 
 @torch.no_grad()
-def _squared(residual: Callable[..., Tensor], raw: Sequence[Tensor]) -> float:
-    return float(residual(*raw).square().sum())
+def _squared(residual: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    return float(residual(x).square().sum())
 
 
-def _gauss_newton(residual: Callable[..., Tensor], raw: Sequence[Tensor], damping: float) -> list[Tensor]:
+def _gauss_newton(residual: Callable[[Tensor], Tensor], start: Tensor, damping: float) -> Tensor:
     """The parameters after one step. Note [Last steps]."""
-    inputs = [t.detach().requires_grad_() for t in raw]
-    r = residual(*inputs)
+    x = start.detach().requires_grad_()
+    r = residual(x)
     # Differentiating Jᵀu with respect to u multiplies by J using only backward derivatives.
     u = torch.zeros_like(r, requires_grad=True)
-    adjoint = torch.autograd.grad(r, inputs, u, create_graph=True)
-
-    def by_gram(direction: list[Tensor]) -> list[Tensor]:
-        (forward,) = torch.autograd.grad(adjoint, u, direction, retain_graph=True)
-        back = torch.autograd.grad(r, inputs, forward, retain_graph=True)
-        return [x + damping * d for x, d in zip(back, direction, strict=True)]
-
-    left = [-g for g in torch.autograd.grad(r, inputs, r.detach(), retain_graph=True)]
-    step, direction, norm = [torch.zeros_like(t) for t in left], left, _dot(left, left)
+    (adjoint,) = torch.autograd.grad(r, x, u, create_graph=True)
+    left = -torch.autograd.grad(r, x, r.detach(), retain_graph=True)[0]
+    step, direction, norm = torch.zeros_like(left), left, left.square().sum()
     wanted = damping * norm  # the relative error of a step is that of the next residual
     for _ in range(_PRODUCTS):
-        image = by_gram(direction)
-        length = norm / _dot(direction, image)
-        step = _plus(step, length, direction)
-        left = _plus(left, -length, image)
-        before, norm = norm, _dot(left, left)
+        (forward,) = torch.autograd.grad(adjoint, u, direction, retain_graph=True)
+        (back,) = torch.autograd.grad(r, x, forward, retain_graph=True)
+        image = back + damping * direction
+        length = norm / direction.dot(image)
+        step = step + length * direction
+        left = left - length * image
+        before, norm = norm, left.square().sum()
         if norm <= wanted:
             break
-        direction = _plus(left, norm / before, direction)
-    return [(t + d).detach().requires_grad_() for t, d in zip(inputs, step, strict=True)]
-
-
-def _dot(x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
-    return sum(float((a * b).sum()) for a, b in zip(x, y, strict=True))
-
-
-def _plus(x: Sequence[Tensor], factor: float, y: Sequence[Tensor]) -> list[Tensor]:
-    return [a + factor * b for a, b in zip(x, y, strict=True)]
+        direction = left + norm / before * direction
+    return (x + step).detach().requires_grad_()
 
 
 def fit_kernel(

@@ -20,6 +20,21 @@ INSTEAD = (
 )
 
 
+def as_tuple(raw: Tensor | Raw) -> Raw:
+    """Raw parameters as a tuple; a single tensor is stored as `original`, a tuple as `original0` and so on."""
+    return raw if isinstance(raw, tuple) else (raw,)
+
+
+def unit_groups(raw: Tensor, groups: int) -> tuple[Tensor, Tensor]:  # (g·m, n, *k) → (g, m, n, *k), (g, 1, 1, …)
+    """Each group divided by its largest entry, and that: a constant for the gradient, which keeps squares in range.
+
+    For functions that do not depend on the scale of a group.
+    """
+    x = raw.unflatten(0, (groups, -1))
+    largest = x.detach().abs().amax(tuple(range(1, x.dim())), keepdim=True)
+    return x / torch.where(largest > 0, largest, torch.ones_like(largest)), largest
+
+
 class Kernel(nn.Module):
     """Base class of all methods. A module only for the sake of its orthogonalizers, which move with the layer.
 
@@ -33,8 +48,8 @@ class Kernel(nn.Module):
 
     Note [Closest]
     `from_torch` starts a layer from any weight: from `nearest` if there is a formula for the closest kernel of the set
-    (a polar factor) or for the multiple of the weight that is in it (methods that scale), otherwise from a fit that
-    begins at `guess` (Note [Fit] of `fitting.py`).
+    (a polar factor) or for the multiple of the weight that is in it (methods that scale: that of `invert`), otherwise
+    from a fit that begins at `guess` (Note [Fit] of `fitting.py`).
     """
 
     projects = False  # Note [Assignment]
@@ -42,28 +57,28 @@ class Kernel(nn.Module):
     # Note [Batches] of `batches.py`. A subclass may build differently, so each class declares its own.
     group_axes: tuple[int, ...] | None = None
 
-    def initial(self, device: Device, dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
+    def initial(self, device: Device, dtype: torch.dtype) -> Tensor | Raw:
         """Random raw parameters to start from."""
         raise NotImplementedError
 
-    def build(self, *raw: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def build(self, *raw: Tensor) -> Tensor | Raw:
         """The kernel of the raw parameters; for blocks with an activation inside, a tuple of kernels."""
         raise NotImplementedError
 
-    def invert(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def invert(self, weight: Tensor) -> Tensor | Raw:
         """Raw parameters that build `weight`, if the method has such a formula. Note [Assignment]."""
         raise ConstraintError(f"{type(self).__name__} cannot recover its raw parameters from a weight. {INSTEAD}")
 
-    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
+    def nearest(self, weight: Tensor) -> Raw | None:
         """Raw parameters of the kernel closest to `weight`, if there is a formula. Note [Closest]."""
-        return None
+        return as_tuple(self.invert(weight)) if self.projects else None
 
-    def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
+    def guess(self, weight: Tensor) -> Raw:
         """Raw parameters from which to start a fit to `weight`: random, but always the same."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             raw = self.initial("cpu", torch.float64)
-        return tuple(t.to(weight.device) for t in (raw if isinstance(raw, tuple) else (raw,)))
+        return tuple(t.to(weight.device) for t in as_tuple(raw))
 
 
 class ConvKernel(Kernel):

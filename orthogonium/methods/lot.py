@@ -14,8 +14,8 @@ from orthogonium.kernels import ConvGeometry, select_method
 from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.polar import polar
 from orthogonium.methods.aol import central_tap
-from orthogonium.methods.circle import CircleKernel, Grid, left_of, symbol, unit_taps
-from orthogonium.methods.kernel import Device
+from orthogonium.methods.circle import CircleKernel, Grid, left_of, symbol
+from orthogonium.methods.kernel import Device, unit_groups
 
 
 class PolarKernel(CircleKernel):
@@ -23,9 +23,9 @@ class PolarKernel(CircleKernel):
 
     group_axes = (0,)
 
-    def __init__(self, geometry: ConvGeometry, grid: Grid) -> None:
+    def __init__(self, geometry: ConvGeometry) -> None:
         select_method(geometry)  # says which symbols have full rank: Note [Existence] of `kernels/geometry.py`
-        super().__init__(geometry, grid)
+        super().__init__(geometry)
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
         """An orthogonal tap in the middle plus a little noise."""
@@ -34,7 +34,7 @@ class PolarKernel(CircleKernel):
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The polar factors of the symbol."""
         g = self.geometry
-        return on_complex(polar, symbol(unit_taps(raw[0], g.groups), grid, g.stride))
+        return on_complex(polar, symbol(unit_groups(raw[0], g.groups)[0], grid, g.stride))
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
         """The taps themselves, if there are no others: the polar factor is the closest orthogonal kernel."""

@@ -57,9 +57,9 @@ class ReshapedKernel(ConvKernel):
         self.smallest = float(seen == 1 and (rows or geometry.effective_stride == geometry.stride))
         self.orthogonalize = ortho_params.build(self.raw_shape)
 
-    def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
+    def initial(self, device: Device, dtype: torch.dtype) -> Raw:
         """A random orthogonal matrix."""
-        return (random_orthogonal(self.raw_shape, device, dtype, generator),)
+        return (random_orthogonal(self.raw_shape, device, dtype),)
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel of the raw matrix."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry, adjoint, block_conv, dilate
+from orthogonium.kernels.phases import unstack_phases
 from orthogonium.linalg import OrthoParams
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.kernel import Device, Kernels
@@ -64,7 +65,7 @@ class SandwichKernels(Kernels):
         fits = weight.shape[:2] == g.weight_shape[:2] and weight.numel() == math.prod(g.weight_shape)  # or is a matrix
         if self.lift is not None or not fits or math.prod(shape[2:]) > 1:
             return super().guess(weight)
-        w = weight.double().flatten(1)  # channels of a tile, as `_spread` has them
+        w = weight.double().flatten(1)  # channels of a tile, as `unstack_phases` has them
         u, _, vh = torch.linalg.svd(w.unflatten(0, (g.groups, -1)), full_matrices=False)
         identity = torch.eye(g.group_out, dtype=w.dtype, device=w.device).expand(g.groups, -1, -1)
         pair = torch.cat((identity, u @ vh), 2).mul(math.sqrt(0.5)).reshape(shape)
@@ -76,7 +77,7 @@ class SandwichKernels(Kernels):
         sizes = [g.group_out, self.pair.geometry.group_in - g.group_out]
         a, b = self.pair.build(*raw[:count]).split(sizes, 1)  # (q, q/g, *coarse), (q, p/g·∏f, *coarse)
         if self.lift is None:
-            b = self._spread(b)
+            b = unstack_phases(b[None], self.tile)[0]  # channels of a tile back to its pixels
         else:
             lift = self.lift.build(*raw[count : count + len(self.lift.raw_shapes)])
             b = block_conv(lift, dilate(b, g.stride), g.groups)
@@ -86,10 +87,3 @@ class SandwichKernels(Kernels):
         # Bounded to e^±5: beyond that, rounding would dominate, and one large step would end in infinities.
         psi = (5 * torch.tanh(raw[-1] / 5)).exp().view(-1, *[1] * (g.dims + 1))
         return root / psi * b, adjoint(root * psi * a, g.groups)
-
-    def _spread(self, b: Tensor) -> Tensor:  # (q, p/g·∏f, *coarse) → (q, p/g, *(coarse·f))
-        """Channels of tiles (`c·∏f + position in the tile`) back to pixels."""
-        dims, f = self.geometry.dims, self.tile
-        b = b.unflatten(1, (-1, *f))  # (q, p/g, *f, *coarse)
-        order = [axis for i in range(dims) for axis in (2 + dims + i, 2 + i)]
-        return b.permute(0, 1, *order).reshape(self.geometry.weight_shape)

@@ -34,10 +34,9 @@ from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
 from orthogonium.kernels.dominance import check_steps, dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, qr, random_orthogonal
-from orthogonium.methods.bcop.stages import inner_kernel, outer_matrix
+from orthogonium.methods.bcop.stages import inner_kernels, outer_matrices
 from orthogonium.methods.fitting import fit_kernel
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
-from orthogonium.methods.rko import polar_factor
 from orthogonium.methods.sll import smallest_scale
 
 _STEPS = 300  # of the first fit to a weight
@@ -89,13 +88,11 @@ class SkewExponentialKernel(ConvKernel):
         """The geometry with the size of the exponential: Note [Sizes]."""
         return replace(self.geometry, kernel_size=self.kernel_size)
 
-    def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
+    def initial(self, device: Device, dtype: torch.dtype) -> Raw:
         """Normal taps of variance 1/c, which the scaling brings close to norm 1, and a random orthogonal matrix."""
-        source = device if generator is None else generator.device
         wide = torch.promote_types(dtype, torch.float32)
-        skew = torch.randn(self.skew_shape, device=source, dtype=wide, generator=generator) / math.sqrt(self.channels)
-        raw = skew.to(device=device, dtype=dtype)
-        return (raw, random_orthogonal(self.rko_shape, device, dtype, generator)) if self.has_rko else (raw,)
+        raw = (torch.randn(self.skew_shape, device=device, dtype=wide) / math.sqrt(self.channels)).to(dtype)
+        return (raw, random_orthogonal(self.rko_shape, device, dtype)) if self.has_rko else (raw,)
 
     def guess(self, weight: Tensor) -> tuple[Tensor, ...]:
         """A fit without the scaling, whose kinks slow fits down, and which kernels of the set do not need."""
@@ -120,7 +117,7 @@ class SkewExponentialKernel(ConvKernel):
         The inner stage is known up to a rotation of its outputs, which is fitted along with the skew taps.
         """
         groups = weight.double().unflatten(0, (self.geometry.groups, -1))
-        inner = torch.stack([inner_kernel(x, self.channels, self.rko_size) for x in groups])  # (g, c, m, *taps)
+        inner = inner_kernels(groups, self.channels, self.rko_size)  # (g, c, m, *taps)
         # At first, the middle tap is turned into the first columns of the identity, or close to it.
         middle = inner.flatten(3)[..., math.prod(inner.shape[3:]) // 2]
         basis, triangle = torch.linalg.qr(middle, mode="complete")
@@ -133,8 +130,7 @@ class SkewExponentialKernel(ConvKernel):
 
         skew, turn = fit_kernel(turned_back, inner, (skew, turn), _STEPS, "first fit of a skew kernel")
         stages = skew_exponential(_with_skew_middle(skew), self.skew_size, self.order, self.columns)
-        outer = [outer_matrix(x, stage, self.rko_size) for x, stage in zip(groups, stages, strict=True)]
-        return skew, polar_factor(torch.stack(outer))
+        return skew, outer_matrices(groups, stages, self.rko_size)
 
     def _unscaled(self, half: Tensor) -> Tensor:
         """Raw taps `D^½ K D^½` that are scaled to these, `D = diag(t)`; the taps themselves if there are none.

@@ -20,7 +20,7 @@ from orthogonium.kernels.frequency_bound import squared_norm_bound
 from orthogonium.kernels.phases import stack_phases
 from orthogonium.linalg import random_orthogonal, spectral_normalize, unit_norm
 from orthogonium.methods.aol import central_tap
-from orthogonium.methods.kernel import ConvKernel, Device, Kernel
+from orthogonium.methods.kernel import ConvKernel, Device, Kernel, unit_groups
 
 
 class Matrix(Kernel):
@@ -40,10 +40,6 @@ class Matrix(Kernel):
     def invert(self, weight: Tensor) -> Tensor:
         """The weight itself."""
         return weight.clone()
-
-    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """The weight itself, which the norm divides."""
-        return (weight.clone(),)
 
 
 class UnitRows(Matrix):
@@ -70,24 +66,12 @@ class UnitBall(Matrix):
         return spectral_normalize(raw[0], self.niter)
 
 
-def norm_bounds(
-    kernel: Tensor,  # (g, m, n, *k), each group at any scale
-    strides: tuple[int, ...],  # effective ones
-    niter: int,
-) -> Tensor:  # (g,)
-    """Certified bounds on the norm of a convolution for each group: every image size, zero or circular padding.
-
-    At most `1.0080^axes · min(m, n·∏strides)^(2^-(niter+2))` times the norm, counting axes with more than one tap.
-    """
-    stacked = stack_phases(kernel, strides) if max(strides, default=1) > 1 else kernel
-    return squared_norm_bound(stacked.flatten(0, 1), niter, len(kernel), oversampling=12).sqrt()
-
-
 class SpectralKernel(ConvKernel):
     """A kernel divided by a certified bound on its norm, each group by its own. The raw parameter has its shape.
 
-    With `residual` the kernel `I + K` is divided, where K is the raw parameter: the identity sits where "same" padding
-    places it.
+    The bound is at most `1.0080^axes · min(out, in·∏e)^(2^-(niter+2))` times the norm, for effective strides e and
+    counting axes with more than one tap. With `residual` the kernel `I + K` is divided, where K is the raw parameter:
+    the identity sits where "same" padding places it.
     """
 
     projects = True
@@ -117,10 +101,6 @@ class SpectralKernel(ConvKernel):
         """The weight itself, without the identity."""
         return weight - self._identity(weight) if self.residual else weight.clone()
 
-    def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """The weight itself, which the norm divides."""
-        return (self.invert(weight),)
-
     def _identity(self, like: Tensor) -> Tensor:
         g = self.geometry
         return identity(g.in_channels, g.kernel_size, g.groups, like.dtype, like.device)
@@ -129,10 +109,8 @@ class SpectralKernel(ConvKernel):
         """Divide by the certified bound; zero stays zero."""
         g = self.geometry
         kernel = raw[0] + self._identity(raw[0]) if self.residual else raw[0]
-        groups = kernel.unflatten(0, (g.groups, -1))
-        axes = tuple(range(1, groups.dim()))
-        largest = groups.detach().abs().amax(axes, keepdim=True)
-        # The result does not depend on the scale, so this constant for the gradient keeps squares in range.
-        unit = groups / torch.where(largest > 0, largest, torch.ones_like(largest))
-        bound = norm_bounds(unit, g.effective_stride, self.niter).view(-1, *[1] * len(axes))
+        unit, largest = unit_groups(kernel, g.groups)
+        stacked = stack_phases(unit, g.effective_stride) if max(g.effective_stride, default=1) > 1 else unit
+        squared = squared_norm_bound(stacked.flatten(0, 1), self.niter, g.groups, oversampling=12)
+        bound = squared.sqrt().view_as(largest)
         return (unit / torch.where(largest > 0, bound, torch.ones_like(bound))).flatten(0, 1)

@@ -72,7 +72,7 @@ class OrthoConv(ConstrainedConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, ortho_params)
-        super().__init__(kernel, padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
+        super().__init__(kernel, padding, padding_mode, bias, device, dtype, lipschitz)
 
 
 class OrthoConvTranspose(ConstrainedConvTranspose):
@@ -97,9 +97,7 @@ class OrthoConvTranspose(ConstrainedConvTranspose):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, ortho_params)
-        super().__init__(
-            kernel, padding, output_padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype
-        )
+        super().__init__(kernel, padding, output_padding, padding_mode, bias, device, dtype, lipschitz)
 
 
 class AdaptiveOrthoConv2d(Adaptive, OrthoConv, nn.Conv2d):

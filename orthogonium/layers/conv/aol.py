@@ -31,7 +31,7 @@ class _AOLConv(ConstrainedConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = AlmostOrthogonalKernel(geometry, niter)
-        super().__init__(kernel, padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
+        super().__init__(kernel, padding, padding_mode, bias, device, dtype, lipschitz)
 
 
 class _AOLConvTranspose(ConstrainedConvTranspose):
@@ -54,9 +54,7 @@ class _AOLConvTranspose(ConstrainedConvTranspose):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = AlmostOrthogonalKernel(geometry, niter)
-        super().__init__(
-            kernel, padding, output_padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype
-        )
+        super().__init__(kernel, padding, output_padding, padding_mode, bias, device, dtype, lipschitz)
 
 
 class AOLConv2d(_AOLConv, nn.Conv2d):

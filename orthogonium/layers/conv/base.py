@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError, warn
@@ -21,15 +22,9 @@ from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_siz
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, constrain
-from orthogonium.methods.kernel import ConvKernel
+from orthogonium.methods.kernel import ConvKernel, Device
 
 _KINDS = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
-
-
-def _torch_sizes(inputs: int, outputs: int, g: ConvGeometry) -> dict[str, Any]:
-    """A geometry as arguments for torch."""
-    sizes = {"kernel_size": g.kernel_size, "stride": g.stride, "dilation": g.dilation, "groups": g.groups}
-    return {"in_channels": inputs, "out_channels": outputs, **sizes}
 
 
 class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
@@ -47,8 +42,9 @@ class ConstrainedConvNd(Constrained, nn.modules.conv._ConvNd):
         super().__init_subclass__(**options)
         cls.dims = next((dims for dims, kinds in _KINDS.items() if issubclass(cls, kinds)), 0)
 
-    def _constrain(self, kernel: ConvKernel, geometry: ConvGeometry, border: Border, lipschitz: float) -> None:
+    def _constrain(self, kernel: ConvKernel, border: Border, lipschitz: float) -> None:
         """Parametrize `weight`; called once torch has initialized the layer."""
+        geometry = kernel.weight_geometry
         self.geometry, self.border, self.smallest = geometry, border, kernel.smallest
         # torch refuses "same" with stride.
         self.pads_as_torch = border.mode == "zeros" and not (border.same and geometry.is_strided)
@@ -113,15 +109,22 @@ class ConstrainedConv(ConstrainedConvNd):
     _axis_shapes: tuple[tuple[int, ...], ...] = ()  # of weights along axes
 
     def __init__(
-        self, kernel: ConvKernel, padding: Size | str, padding_mode: str, lipschitz: float, **bias_and_storage: Any
+        self,
+        kernel: ConvKernel,
+        padding: Size | str,
+        padding_mode: str,
+        bias: bool,
+        device: Device,
+        dtype: torch.dtype | None,
+        lipschitz: float,
     ) -> None:
-        geometry = kernel.weight_geometry
-        border = Border.of(geometry, padding, padding_mode)
-        own_padding = border.same and geometry.is_strided  # torch refuses it: it gets an integer and the layer pads
-        sizes = _torch_sizes(geometry.in_channels, geometry.out_channels, geometry)
-        sizes |= {"padding": 0 if own_padding else padding, "padding_mode": padding_mode}
-        super().__init__(**sizes, **bias_and_storage)
-        self._constrain(kernel, geometry, border, lipschitz)
+        g = kernel.weight_geometry
+        border = Border.of(g, padding, padding_mode)
+        own_padding = 0 if border.same and g.is_strided else padding  # torch refuses "same" with stride: the layer pads
+        sizes: Any = g.in_channels, g.out_channels, g.kernel_size, g.stride, own_padding, g.dilation, g.groups
+        others: Any = bias, padding_mode, device, dtype
+        super().__init__(*sizes, *others)  # of the torch class
+        self._constrain(kernel, border, lipschitz)
         self._axis_shapes, self._axis_borders = kernel.axis_shapes, (border, border.along_axes(kernel.axis_shapes))
 
     @property
@@ -142,12 +145,6 @@ class ConstrainedConv(ConstrainedConvNd):
         """Convolve an image or a batch of images."""
         if self.pads_as_torch:  # and checks the input, too
             return execute(self, input)
-        sizes = self._check(input)
-        g = self.geometry
-        y = execute(self, tile(input, g.stride))
-        return y if self.border.same or not g.is_strided else self._crop(y, sizes)
-
-    def _check(self, input: Tensor) -> Sequence[int]:
         g, border = self.geometry, self.border
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         sizes = input.shape[-g.dims :]
@@ -156,12 +153,11 @@ class ConstrainedConv(ConstrainedConvNd):
                 f"{type(self).__name__}: images of size {tuple(sizes)} padded by {border.left} are smaller than the "
                 f"extent {g.extent} of the kernel. Use padding='same'."
             )
-        return sizes
-
-    def _crop(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The outputs that torch gives for integer padding; there may be one fewer."""
-        g = self.geometry
-        axes = zip(sizes, self.border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
+        y = execute(self, tile(input, g.stride))
+        if border.same or not g.is_strided:
+            return y
+        # The outputs that torch gives for integer padding; there may be one fewer.
+        axes = zip(sizes, border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
         return zero_extend(y, [0] * g.dims, [(n + 2 * p - x) // s + 1 - m for n, p, x, s, m in axes])
 
 
@@ -178,17 +174,19 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         padding: Size | str,
         output_padding: Size,
         padding_mode: str,
+        bias: bool,
+        device: Device,
+        dtype: torch.dtype | None,
         lipschitz: float,
-        **bias_and_storage: Any,
     ) -> None:
         kernel.axis_shapes = ()  # adjoints are applied as a whole
-        geometry = kernel.weight_geometry
-        border = Border.of(geometry, padding, padding_mode)
+        g = kernel.weight_geometry
+        border = Border.of(g, padding, padding_mode)
         extra = to_tuple(output_padding, self.dims, "output_padding", minimum=0)
-        if any(o >= max(s, d) for o, s, d in zip(extra, geometry.stride, geometry.dilation, strict=True)):
+        if any(o >= max(s, d) for o, s, d in zip(extra, g.stride, g.dilation, strict=True)):
             raise GeometryError(
-                f"output_padding must be smaller than the stride or the dilation, got {extra} for stride "
-                f"{geometry.stride} and dilation {geometry.dilation}."
+                f"output_padding must be smaller than the stride or the dilation, got {extra} for stride {g.stride} "
+                f"and dilation {g.dilation}."
             )
         if border.same and border.mode == "zeros":
             raise GeometryError(
@@ -199,10 +197,11 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
                 f"padding='same' already determines the output size; got output_padding={extra}. Pass output_size to "
                 "the call instead."
             )
-        sizes = _torch_sizes(geometry.out_channels, geometry.in_channels, geometry)
-        sizes |= {"padding": 0 if isinstance(padding, str) else padding, "output_padding": extra}
-        super().__init__(**sizes, **bias_and_storage)
-        self._constrain(kernel, geometry, border, lipschitz)
+        torch_padding = 0 if isinstance(padding, str) else padding
+        sizes: Any = g.out_channels, g.in_channels, g.kernel_size, g.stride, torch_padding, extra, g.groups
+        others: Any = bias, g.dilation, "zeros", device, dtype
+        super().__init__(*sizes, *others)  # of the torch class
+        self._constrain(kernel, border, lipschitz)
         self.padding_mode = border.mode
 
     @property

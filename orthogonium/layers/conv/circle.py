@@ -26,25 +26,15 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.base import ConstrainedConv
 from orthogonium.layers.conv.execution import execute
-from orthogonium.layers.conv.padding import Border, ahead_of_same, check_image, tile, tiled_size
+from orthogonium.layers.conv.padding import Border, ahead_of_same, check_image, tile
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constraint, Source
 from orthogonium.methods.bro import BlockReflectorKernel
 from orthogonium.methods.cayley import CayleyKernel
-from orthogonium.methods.circle import CircleKernel, Grid, coarse_size
+from orthogonium.methods.circle import CircleKernel, Grid, coarse
 from orthogonium.methods.eco import ExplicitKernel
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.lot import PolarKernel
-
-
-def _tiled(sizes: Grid, strides: Grid) -> Grid:
-    """Image sizes after extension by zeros until the stride divides them."""
-    return tuple(map(tiled_size, sizes, strides))
-
-
-def _coarse(sizes: Grid, strides: Grid) -> Grid:
-    """Sizes after the stride."""
-    return tuple(n // s for n, s in zip(sizes, strides, strict=True))
 
 
 def _of_fixed_size(x: Tensor, dims: int) -> Tensor:
@@ -98,17 +88,19 @@ class CircleConv(ConstrainedConv):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = self.kernel_of(geometry, coarse_size(geometry))
-        self._set_up(kernel, padding, padding_mode, image_size, lipschitz, bias=bias, device=device, dtype=dtype)
+        kernel = self.kernel_of(geometry)
+        self._set_up(kernel, padding, padding_mode, bias, device, dtype, image_size, lipschitz)
 
     def _set_up(
         self,
         kernel: CircleKernel,
         padding: Size | str,
         padding_mode: str,
+        bias: bool,
+        device: Device,
+        dtype: torch.dtype | None,
         image_size: Size | None,
         lipschitz: float,
-        **bias_and_storage: Any,
     ) -> None:
         name, g = type(self).__name__, kernel.geometry
         if padding_mode != "circular":
@@ -122,11 +114,11 @@ class CircleConv(ConstrainedConv):
                 "a larger kernel_size, or method='aoc'."
             )
         kernel.ahead = ahead_of_same(g, padding, name)
-        sizes = None if image_size is None else _tiled(to_tuple(image_size, g.dims, "image_size"), g.stride)
-        if sizes is not None:
-            kernel = kernel.at(_coarse(sizes, g.stride))
-        super().__init__(kernel, "same", padding_mode, lipschitz, **bias_and_storage)
-        self.taps, self.padding_of_taps, self.image_size = g.kernel_size, padding, sizes
+        if image_size is not None:
+            kernel = kernel.at(coarse(to_tuple(image_size, g.dims, "image_size"), g.stride))
+        super().__init__(kernel, "same", padding_mode, bias, device, dtype, lipschitz)
+        self.image_size = None if image_size is None else self.geometry.kernel_size  # a multiple of the stride
+        self.taps, self.padding_of_taps = g.kernel_size, padding
 
     @property
     def guarantee(self) -> Guarantee:
@@ -155,7 +147,7 @@ class CircleConv(ConstrainedConv):
         if chains is None or not isinstance(chains.weight[0], Constraint):  # a plain weight
             return
         constraint, g = chains.weight[0], self.geometry
-        kernel = cast(CircleKernel, constraint.kernel).at(_coarse(sizes, g.stride))
+        kernel = cast(CircleKernel, constraint.kernel).at(coarse(sizes, g.stride))
         constraint.kernel, constraint._kept = kernel, None
         self.geometry, self.image_size = kernel.weight_geometry, sizes
         self.kernel_size = self.geometry.kernel_size
@@ -165,9 +157,16 @@ class CircleConv(ConstrainedConv):
         """The kernel for images of these sizes. Note [Size of the weight]."""
         if source is None:
             weight: Any = self.weight
-            return self._checked(weight, sizes)
+            own = tuple(weight.shape[2:])
+            if own != sizes and (not self.wraps or any(n % m for n, m in zip(own, sizes, strict=True))):
+                raise ShapeError(
+                    f"{type(self).__name__}: its weight is fixed, for images of {own}; those of {sizes} need another "
+                    f"one. Give the layer image_size={sizes}, or call it once with such images, before its weight is "
+                    "fixed (freeze, remove_parametrizations)."
+                )
+            return weight
         constraint, raw = source
-        kernel, grid = cast(CircleKernel, constraint.kernel), _coarse(sizes, self.geometry.stride)
+        kernel, grid = cast(CircleKernel, constraint.kernel), coarse(sizes, self.geometry.stride)
         supplied = constraint.supplied(raw)
         if supplied is not None and tuple(supplied.shape[2:]) != sizes:  # built beforehand, for other images
             if getattr(constraint.supply, "for_all_passes", False):
@@ -179,16 +178,6 @@ class CircleConv(ConstrainedConv):
         elif grid == kernel.grid:
             return self.weight_of(source)
         return constraint.kept_or_built(raw, grid, partial(constraint.build, by=partial(kernel.build_on, grid)))
-
-    def _checked(self, weight: Tensor, sizes: Grid) -> Tensor:
-        own = tuple(weight.shape[2:])
-        if own != sizes and (not self.wraps or any(n % m for n, m in zip(own, sizes, strict=True))):
-            raise ShapeError(
-                f"{type(self).__name__}: its weight is fixed, for images of {own}; those of {sizes} need another one. "
-                f"Give the layer image_size={sizes}, or call it once with such images, before its weight is fixed "
-                "(freeze, remove_parametrizations)."
-            )
-        return weight
 
     def size_repr(self) -> str:
         """Sizes, for printing: the taps that are learned, and the image that the weight is for."""
@@ -229,8 +218,8 @@ class _BRO(CircleConv):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = self.kernel_of(geometry, coarse_size(geometry), rank)
-        self._set_up(kernel, padding, padding_mode, image_size, lipschitz, bias=bias, device=device, dtype=dtype)
+        kernel = self.kernel_of(geometry, rank)
+        self._set_up(kernel, padding, padding_mode, bias, device, dtype, image_size, lipschitz)
 
 
 class CayleyConv2d(_Cayley, nn.Conv2d):
@@ -241,19 +230,16 @@ class CayleyConv2d(_Cayley, nn.Conv2d):
     Guarantee: under circular padding all singular values are 1 (1e-5 in float32) if the stride divides the image size,
     and at most 1 otherwise. The kernel is as large as the image and differs for each image size.
 
+    Arguments not listed here are those of `AdaptiveOrthoConv2d`.
+
     Args:
-        in_channels: channels of the images.
-        out_channels: channels of the result.
         kernel_size: of the learned taps, an integer or one for each axis, as for `stride`.
         stride: phases of the image become channels (pixel-unshuffle), `in·stride²` in total.
         padding: "same", or the integers that keep the image size.
         dilation: only 1, since the kernel already spans the image.
-        groups: number of groups of channels that do not mix.
-        bias: whether to add a learned bias.
         padding_mode: "circular".
         image_size: of the images that `weight` is for, an integer or one for each axis; None to take that of the first
             images. Images of other sizes get a kernel of their own.
-        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its weight.
 
     >>> layer = CayleyConv2d(3, 16, kernel_size=3, stride=2)
     >>> x = torch.randn(1, 3, 8, 8)

@@ -21,18 +21,13 @@ class CPLConv2d(ConvBlock):
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
+    Arguments not listed here are those of `SDPBasedLipschitzResBlock`.
+
     Args:
         in_channels: channels of the images and of the result; also `channels`.
         inner_channels: channels of the inner image; `in_channels` if None.
-        kernel_size: of K, odd or even, an integer or one for each axis.
-        dilation: spacing of the taps.
         groups: number of groups of channels that do not mix; each has its own β.
-        bias: whether the inner units have a bias.
-        padding_mode: "zeros" or "circular".
-        activation: an activation with slopes in [0, 1], by name or as a module.
         niter: number of Gram steps that tighten β, at least 0. With 4 it is 1.07 ‖K‖² for random kernels of 3×3 taps.
-        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
-        padding: only "same", or the integers that give equally many outputs for every image size.
 
     >>> block = CPLConv2d(4, 8)
     >>> x, y = torch.randn(2, 1, 4, 6, 6)

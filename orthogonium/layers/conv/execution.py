@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
 from orthogonium.methods.circle import left_of
+from orthogonium.methods.kernel import Kernel
 from orthogonium.methods.soc import SkewExponentialKernel
 
 # Note [In turn] of `methods/aoc.py`
@@ -44,8 +45,9 @@ class Execution(NamedTuple):
     """One way to apply a convolution or a transposed convolution (see `conv/base.py`)."""
 
     name: str
-    when: Callable[[Any, Tensor, Source | None], bool]
-    how: Callable[..., Tensor]  # of the layer, the images, the source of its weight, and what `forward` says of sizes
+    when: Callable[[Any, Tensor, Any], bool]  # of the layer, the images and the source of its weight
+    how: Callable[..., Tensor]  # of these, and what `forward` says of sizes
+    instead_of: type[Kernel] | None = None  # whose weight need not be built; None for ways to apply any weight
 
 
 def select_execution(layer: Any, x: Tensor) -> Execution:
@@ -66,26 +68,28 @@ def execute(layer: Any, x: Tensor, *sizes: Any) -> Tensor:
 
 
 def _select(layer: Any, x: Tensor, source: Source | None) -> Execution:
+    # Adjoints are applied as a whole. Which way is cheaper depends on the batch, which exported graphs leave open.
+    whole = layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing()
+    kind = None if source is None or whole else type(source[0].kernel)
     for execution in EXECUTIONS:
-        if execution.when(layer, x, source):
+        if execution.instead_of in (None, kind) and execution.when(layer, x, source):
             return execution
     raise AssertionError("The last execution is for every layer.")
+
+
+def _add_bias(layer: Any, y: Tensor) -> Tensor:
+    return y if layer.bias is None else y + layer.bias.to(y.dtype).view(-1, *[1] * layer.geometry.dims)
 
 
 # ── the factors of the weight, one after the other ──
 
 
-def _pays_in_turn(layer: Any, x: Tensor, source: Source | None) -> bool:
+def _pays_in_turn(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether applying the factors of the weight in turn is cheaper than applying the weight."""
-    # Which is cheaper depends on the batch, which an exported or traced graph leaves open.
-    if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
-        return False
-    kernel = source[0].kernel
-    if type(kernel) is not OrthogonalKernel or kernel.channels < FEWEST_CHANNELS:
-        return False
+    kernel: Any = source[0].kernel
     pixels = x.numel() // layer.in_channels
     most = MOST_PIXELS if kernel.factors_save and not _has_axes(kernel, x) else MOST_FOR_BUILDS
-    if not 0 < kernel.factor_count * pixels <= most * kernel.channels:
+    if kernel.channels < FEWEST_CHANNELS or not 0 < kernel.factor_count * pixels <= most * kernel.channels:
         return False
     if not _goes_without_weight(layer, x, source):
         return False
@@ -117,9 +121,7 @@ def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
-    g, border = layer.geometry, layer.border
-    constraint, raw = source
-    kernel: Any = constraint.kernel
+    g, border, kernel = layer.geometry, layer.border, cast(OrthogonalKernel, source[0].kernel)
 
     def pad_axis(x: Tensor, axis: int) -> Tensor:  # up to the last window
         left, right = border.left[axis], border.right[axis]
@@ -127,23 +129,21 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
         others = [0] * (x.dim() - 3)
         return pad(x, [left, *others], [right - unused, *others], border.mode)
 
-    dense, *axes = constraint.factors(raw)
+    dense, *axes = source[0].parts(kernel.factors, source[1])
+    dense = dense if source[0].lipschitz == 1 else source[0].lipschitz * dense
     grouped = x.reshape(-1, g.groups, g.group_in, *x.shape[-g.dims :])
     y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad_axis)
-    y = standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:]))
-    return y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
+    return _add_bias(layer, standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:])))
 
 
 # ── one axis of the weight after the other ──
 
 
-def _pays_along_axes(layer: Any, x: Tensor, source: Source | None) -> bool:
+def _pays_along_axes(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether convolving along one axis after the other takes fewer products. Note [Along axes] of aoc."""
-    if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
-        return False
     constraint, raw = source
-    kernel = constraint.kernel
-    if type(kernel) is not OrthogonalKernel or not _has_axes(kernel, x):
+    kernel: Any = constraint.kernel
+    if not _has_axes(kernel, x):
         return False
     if constraint.is_supplied(raw) and not constraint.supply.along_axes:
         return False
@@ -170,18 +170,13 @@ def _convolve_along_axes(layer: Any, x: Tensor, source: Source) -> Tensor:
 # ── the series of a skew kernel, term by term ──
 
 
-def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
+def _pays_in_series(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether the series takes fewer products than building and applying its sum. Note [Series] of soc."""
-    if source is None or layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing():
+    g, kernel = layer.geometry, cast(SkewExponentialKernel, source[0].kernel)
+    if not layer.covers or source[1][0].dtype != x.dtype or (g.is_strided and not kernel.has_rko):
         return False
-    kernel = source[0].kernel
-    if type(kernel) is not SkewExponentialKernel or not layer.covers or source[1][0].dtype != x.dtype:
-        return False
-    g = layer.geometry
     pixels, channels = x.numel() // layer.in_channels, kernel.channels * g.groups
     if channels < FEWEST_IN_SERIES or kernel.order * channels * pixels > MOST_NUMBERS:
-        return False
-    if g.is_strided and not kernel.has_rko:
         return False
     in_turn = kernel.order * math.prod(kernel.skew_size) * kernel.channels * channels * pixels
     windows = pixels / math.prod(g.stride)
@@ -190,9 +185,8 @@ def _pays_in_series(layer: Any, x: Tensor, source: Source | None) -> bool:
 
 
 def _apply_series(layer: Any, x: Tensor, source: Source) -> Tensor:
-    g, border, constraint = layer.geometry, layer.border, source[0]
-    kernel: Any = constraint.kernel
-    skew, *strided = constraint.stages(source[1])
+    g, border, kernel = layer.geometry, layer.border, cast(SkewExponentialKernel, source[0].kernel)
+    skew, *strided = source[0].parts(kernel.stages, source[1])
     batch = x if x.dim() == g.dims + 2 else x[None]
     # A kernel with fewer outputs is the adjoint of one with more: that of K is −K.
     narrows = not strided and g.group_out < g.group_in
@@ -210,8 +204,7 @@ def _apply_series(layer: Any, x: Tensor, source: Source) -> Tensor:
         y = convolve(y, strided[0], None, rest, g.dilation, g.groups)
     elif narrows:
         y = y.unflatten(1, (g.groups, -1))[:, :, : g.group_out].flatten(1, 2)
-    y = y if layer.lipschitz == 1 else layer.lipschitz * y
-    y = y if layer.bias is None else y + layer.bias.view(-1, *[1] * g.dims)
+    y = _add_bias(layer, y if layer.lipschitz == 1 else layer.lipschitz * y)
     return y if x.dim() == g.dims + 2 else y[0]
 
 
@@ -232,8 +225,7 @@ def _multiply_frequencies(layer: Any, x: Tensor, source: Source | None) -> Tenso
     y = convolve_frequencies(batch, weight, left_of(tuple(weight.shape[2:]), g.stride), g.stride, g.groups)
     # As torch's convolutions do.
     y = y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) and x.dtype != torch.float64 else x.dtype)
-    y = y if x.dim() == g.dims + 2 else y[0]
-    return y if layer.bias is None else y + layer.bias.to(y.dtype).view(-1, *[1] * g.dims)
+    return _add_bias(layer, y if x.dim() == g.dims + 2 else y[0])
 
 
 def _adjoint_frequencies(layer: Any, y: Tensor, source: Source | None) -> Tensor:
@@ -285,9 +277,9 @@ def adjoint(layer: Any, y: Tensor) -> Tensor:
 
 
 EXECUTIONS = (
-    Execution("factors in turn", _pays_in_turn, _apply_in_turn),
-    Execution("along axes", _pays_along_axes, _convolve_along_axes),
-    Execution("series", _pays_in_series, _apply_series),
+    Execution("factors in turn", _pays_in_turn, _apply_in_turn, OrthogonalKernel),
+    Execution("along axes", _pays_along_axes, _convolve_along_axes, OrthogonalKernel),
+    Execution("series", _pays_in_series, _apply_series, SkewExponentialKernel),
     Execution("frequencies", _multiplies_frequencies, _multiply_frequencies),
     Execution("padded", lambda layer, x, source: not layer.transposed, _convolve_padded),
     Execution(

@@ -118,11 +118,6 @@ def zero_extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     return F.pad(x, _torch_padding(left, right)) if any(left) or any(right) else x
 
 
-def _index(left: int, right: int, size: int, device: torch.device) -> Tensor:
-    """Which pixel of a circle each pixel of the padded axis is."""
-    return torch.arange(-left, size + right, device=device) % size
-
-
 def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """Circular padding by at most the image size."""
     axes = [i for i, amounts in enumerate(zip(left, right, strict=True)) if any(amounts)]
@@ -159,56 +154,44 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, left: Sequence[int], right: Sequence[int], adjoint: bool) -> Tensor:
-        ctx.map, ctx.adjoint = (_fold, wrap) if adjoint else (_extend, _unwrap)
-        ctx.left, ctx.right = left, right
-        return ctx.map(x, left, right)
+        ctx.left, ctx.right, ctx.adjoint = left, right, adjoint
+        return (_fold if adjoint else _extend)(x, left, right)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.adjoint(grad, ctx.left, ctx.right), None, None, None
+        return _wrap(grad, ctx.left, ctx.right, not ctx.adjoint), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return ctx.map(tangent, ctx.left, ctx.right)
+        return (_fold if ctx.adjoint else _extend)(tangent, ctx.left, ctx.right)
 
 
-def _fits(left: Sequence[int], right: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether the margins are copies of pieces of the image."""
-    return all(0 <= min(a, b) and max(a, b) <= n for a, b, n in zip(left, right, sizes, strict=True))
-
-
-def _recorded(x: Tensor) -> bool:
-    """Whether autograd records what is done to `x`; compilers and function transforms take the plain operators."""
-    return x.requires_grad and torch.is_grad_enabled() and has_values(x)
+def _wrap(x: Tensor, left: Sequence[int], right: Sequence[int], adjoint: bool) -> Tensor:
+    if not any(left) and not any(right):
+        return x
+    axes = [(a, b, n - a - b if adjoint else n) for a, b, n in zip(left, right, x.shape[-len(left) :], strict=True)]
+    if all(0 <= min(a, b) and max(a, b) <= n for a, b, n in axes):  # margins are copies of pieces of the image
+        # Compilers and function transforms take the plain operators.
+        recorded = x.requires_grad and torch.is_grad_enabled() and has_values(x)
+        return _Wrap.apply(x, left, right, adjoint) if recorded else (_fold if adjoint else _extend)(x, left, right)
+    for dim, (a, b, n) in enumerate(axes, x.dim() - len(left)):
+        pixels = torch.arange(-a, n + b, device=x.device) % n  # of the circle, for each one of the padded axis
+        if adjoint:
+            x = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :]).index_add(dim, pixels, x)
+        else:
+            x = x.index_select(dim, pixels)
+    return x
 
 
 def wrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """Circular padding by any amount, which may exceed the image or be negative."""
-    if not any(left) and not any(right):
-        return x
-    sizes = x.shape[-len(left) :]
-    if _fits(left, right, sizes):
-        return _Wrap.apply(x, left, right, False) if _recorded(x) else _extend(x, left, right)
-    for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
-        x = x.index_select(x.dim() - len(left) + axis, _index(a, b, n, x.device))
-    return x
+    return _wrap(x, left, right, adjoint=False)
 
 
-def _unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
+@as_a_whole
+def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     """The adjoint of `wrap`: pixels of the margins are added to those they were copied from."""
-    if not any(left) and not any(right):
-        return x
-    sizes = [size - a - b for a, b, size in zip(left, right, x.shape[-len(left) :], strict=True)]
-    if _fits(left, right, sizes):
-        return _Wrap.apply(x, left, right, True) if _recorded(x) else _fold(x, left, right)
-    for axis, (a, b, n) in enumerate(zip(left, right, sizes, strict=True)):
-        dim = x.dim() - len(left) + axis
-        zeros = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :])
-        x = zeros.index_add(dim, _index(a, b, n, x.device), x)
-    return x
-
-
-unwrap = as_a_whole(_unwrap)
+    return _wrap(x, left, right, adjoint=True)
 
 
 def pad(x: Tensor, left: Sequence[int], right: Sequence[int], mode: str) -> Tensor:

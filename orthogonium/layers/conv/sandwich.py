@@ -25,19 +25,16 @@ class SandwichConv2d(ConvBlock):
 
     Guarantee: 1-Lipschitz (1e-5 in float32) for every image size, under both padding modes.
 
+    Arguments not listed here are those of `SDPBasedLipschitzResBlock`.
+
     Args:
         in_channels: channels of the images.
         out_channels: channels of the result, and of the inner image.
         kernel_size: of B, an integer or one for each axis; A has `⌊kernel_size / stride⌋` taps, at least 1.
         stride: of B; the result has `⌈size / stride⌉` pixels.
         dilation: spacing of the taps of A and B; for stride 1 only.
-        groups: number of groups of channels that do not mix.
         bias: whether the inner units have a bias. Without one, Ψ commutes with ReLU, and is then left out.
-        padding_mode: "circular" or "zeros".
-        activation: an activation with slopes in [0, 1], by name or as a module.
         ortho_params: how matrices are made orthogonal.
-        lipschitz: Lipschitz constant of the layer, any positive number; multiplies its output.
-        padding: only "same", or the integers that give equally many outputs for every image size.
 
     >>> layer = SandwichConv2d(3, 8, kernel_size=3, stride=2)
     >>> x, y = torch.randn(2, 1, 3, 9, 8)

@@ -115,7 +115,7 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, order, niter, ortho_params)
         seen = _SeenPadding(kernel, padding, padding_to).of_convolution()
-        super().__init__(kernel, seen, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
+        super().__init__(kernel, seen, padding_mode, bias, device, dtype, lipschitz)
 
 
 class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
@@ -142,7 +142,7 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, order, niter, ortho_params)
         seen, extra = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
-        super().__init__(kernel, seen, extra, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
+        super().__init__(kernel, seen, extra, padding_mode, bias, device, dtype, lipschitz)
 
 
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):

@@ -42,7 +42,7 @@ class _SpectralConv(_Normalized, ConstrainedConv):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, padding, niter, residual)
-        super().__init__(kernel, padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype)
+        super().__init__(kernel, padding, padding_mode, bias, device, dtype, lipschitz)
 
 
 class _SpectralConvTranspose(_Normalized, ConstrainedConvTranspose):
@@ -66,9 +66,7 @@ class _SpectralConvTranspose(_Normalized, ConstrainedConvTranspose):
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
         kernel = self.kernel_of(geometry, padding, niter, residual)
-        super().__init__(
-            kernel, padding, output_padding, padding_mode, lipschitz, bias=bias, device=device, dtype=dtype
-        )
+        super().__init__(kernel, padding, output_padding, padding_mode, bias, device, dtype, lipschitz)
 
 
 class SpectralConv2d(_SpectralConv, nn.Conv2d):

@@ -56,16 +56,11 @@ def compose(
     All singular values are 1 at every frequency if those of `start` are. `N = count_bases(sizes, start is None)`: first
     the bases of the rotation, then those of each axis.
     """
-    counts = tuple(k - 1 for k in sizes)
-    columns = bases.shape[-1] if columns is None else columns
-    channels = bases.shape[-1]
+    counts, channels = tuple(k - 1 for k in sizes), bases.shape[-1]
+    columns = channels if columns is None else columns
     suits = start is None and _has_three_taps(bases, counts)
     if suits and (channels <= _FEW or 4 * columns > 3 * channels):  # Note [Three taps]
         return evaluate(_ThreeTaps, evaluate(_Taps, bases.contiguous()), columns, counts)
-    return _by_factors(bases, counts, start, columns)
-
-
-def _by_factors(bases: Tensor, counts: tuple[int, ...], start: Tensor | None, columns: int) -> Tensor:
     first, *axes = bases.split((bases.shape[1] - sum(counts), *counts), 1)
     if start is None:
         x = rotation(first, columns)

@@ -10,43 +10,43 @@ Q absorbs. Then Q is the orthogonal matrix that overlaps most with what K requir
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from orthogonium.methods.rko import polar_factor
 
-def inner_kernel(kernel: Tensor, channels: int, tile: tuple[int, ...]) -> Tensor:  # (out, in, *k) → (channels, in, *b)
-    """B, up to a rotation of its outputs. Note [Two stages]."""
-    sizes = tuple(k - e + 1 for k, e in zip(kernel.shape[2:], tile, strict=True))
-    first = _window(kernel, (0,) * len(sizes), sizes).flatten(1)  # all that is needed
-    gram = (first.mT @ first).view(kernel.shape[1], *sizes, kernel.shape[1], *sizes)
+
+def inner_kernels(kernels: Tensor, channels: int, tile: tuple[int, ...]) -> Tensor:  # (g, out, in, *k)
+    """B of each group `(g, channels, in, *b)`, up to a rotation of its outputs. Note [Two stages]."""
+    ci = kernels.shape[2]
+    sizes = tuple(k - e + 1 for k, e in zip(kernels.shape[3:], tile, strict=True))
+    first = _window(kernels, (0,) * len(sizes), sizes).flatten(2)  # all that is needed
+    gram = (first.mT @ first).view(-1, ci, *sizes, ci, *sizes)
     for axis, (size, e) in enumerate(zip(sizes, tile, strict=True)):
-        sums = gram.movedim((1 + axis, 2 + len(sizes) + axis), (0, 1))
+        sums = gram.movedim((2 + axis, 3 + len(sizes) + axis), (0, 1))
         solved = sums.clone()
         for s, t in itertools.product(range(1, size), repeat=2):
             solved[s, t] -= sums[s - 1, t - 1]
             if min(s, t) >= e:
                 solved[s, t] += solved[s - e, t - e]
-        gram = solved.movedim((0, 1), (1 + axis, 2 + len(sizes) + axis))
-    side = kernel.shape[1] * math.prod(sizes)
-    values, vectors = torch.linalg.eigh(gram.reshape(side, side))
-    rows = (vectors * values.clamp_min(0).sqrt()).mT.flip(0)[:channels]
-    missing = kernel.new_zeros(channels - len(rows), side)
-    return torch.cat((rows, missing)).view(channels, kernel.shape[1], *sizes)
+        gram = solved.movedim((0, 1), (2 + axis, 3 + len(sizes) + axis))
+    side = first.shape[2]
+    values, vectors = torch.linalg.eigh(gram.reshape(-1, side, side))
+    rows = (vectors * values.clamp_min(0).sqrt()[:, None]).mT.flip(1)[:, :channels]
+    return F.pad(rows, (0, 0, 0, channels - rows.shape[1])).view(-1, channels, ci, *sizes)
 
 
-def outer_matrix(kernel: Tensor, stage: Tensor, tile: tuple[int, ...]) -> Tensor:  # → (out, channels·∏e)
-    """What the taps of K require Q to be, given B: `Σ_t K[t] B[t − a]ᵀ` for each place a of a tile."""
-    sizes = stage.shape[2:]
-    parts = []
-    for place in itertools.product(*(range(e) for e in tile)):
-        parts.append(_window(kernel, place, sizes).flatten(1) @ stage.flatten(1).mT)
-    return torch.stack(parts, -1).flatten(1)
+def outer_matrices(kernels: Tensor, stages: Tensor, tile: tuple[int, ...]) -> Tensor:  # → (g, out, channels·∏e)
+    """Q of each group, given B: the orthogonal matrix closest to `Σ_t K[t] B[t − a]ᵀ` for the places a of a tile."""
+    places = itertools.product(*(range(e) for e in tile))
+    windows = (_window(kernels, place, stages.shape[3:]).flatten(2) for place in places)
+    return polar_factor(torch.stack([window @ stages.flatten(2).mT for window in windows], -1).flatten(2))
 
 
-def _window(kernel: Tensor, place: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    for axis, (start, length) in enumerate(zip(place, sizes, strict=True), 2):
-        kernel = kernel.narrow(axis, start, length)
-    return kernel
+def _window(kernels: Tensor, place: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    for axis, (start, length) in enumerate(zip(place, sizes, strict=True), 3):
+        kernels = kernels.narrow(axis, start, length)
+    return kernels

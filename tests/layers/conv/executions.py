@@ -43,11 +43,11 @@ def count_in_turn(monkeypatch, channels=1, pixels=execution.MOST_PIXELS):
     """Allow factors in turn for few channels (and many pixels); returns the list of constraints that have done so."""
     monkeypatch.setattr(execution, "FEWEST_CHANNELS", channels)
     monkeypatch.setattr(execution, "MOST_PIXELS", pixels)
-    calls, factors = [], Constraint.factors
+    calls, parts = [], Constraint.parts
 
     def spy(self, *arguments):
         calls.append(self)
-        return factors(self, *arguments)
+        return parts(self, *arguments)
 
-    monkeypatch.setattr(Constraint, "factors", spy)
+    monkeypatch.setattr(Constraint, "parts", spy)
     return calls
