@@ -91,6 +91,25 @@ def test_second_derivatives():
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
+def test_second_derivatives_of_a_loss_that_is_linear_in_one_weight():
+    """They reach its raw parameters beside the weight, which gets no gradient itself."""
+    layers, (x, *_) = three("AOC-strided", torch.float64)
+    raw = [layer.parametrizations.weight.original0 for layer in layers]
+    layers.forward = lambda x: [layer(x) for layer in layers]
+
+    def penalty():
+        linear, other, _ = layers(x)
+        found = torch.autograd.grad((other.detach() * linear).sum() + other.sin().sum(), raw[:2], create_graph=True)
+        return sum(g.square().sum() for g in found)
+
+    expected = torch.autograd.grad(penalty(), raw[:2])
+    build_together(layers)
+    penalty().backward()
+    for p, q in zip(raw, expected, strict=False):
+        torch.testing.assert_close(p.grad, q, rtol=1e-10, atol=1e-10)
+    assert raw[2].grad is None
+
+
 def test_gradients_inside_of_a_call_without_any():
     layers, inputs = three("AOC", torch.float64)
 
