@@ -23,10 +23,15 @@ from tests.building.passes import (
     [
         lambda loss, raw: torch.autograd.grad(loss, raw),
         lambda loss, raw: torch.autograd.grad(loss, raw[0], allow_unused=True),
+        lambda loss, raw, grad=torch.autograd.grad: grad(loss, raw, allow_unused=True),
+        lambda loss, raw: torch.autograd.grad(
+            loss[None], raw, loss.new_ones(3, 1), is_grads_batched=True, allow_unused=True
+        ),
         lambda loss, raw: torch.autograd.grad(loss, iter(raw), allow_unused=True),
         lambda loss, raw: torch.autograd.grad(loss, torch.autograd.graph.get_gradient_edge(raw[0]), allow_unused=True),
         lambda loss, raw: loss.backward(inputs=raw),
         lambda loss, raw: torch.autograd.backward(loss, inputs=raw),
+        lambda loss, raw, backward=torch.autograd.backward: backward(loss, inputs=raw),
     ],
 )
 def test_derivatives_of_raw_parameters_are_refused(model, inputs, ask):
