@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -165,6 +166,52 @@ def test_a_call_that_fails():
     with pytest.raises(ValueError, match="takes images"):
         layers(inputs[0][:, :1])
     accumulate(layers, inputs)
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+@pytest.mark.parametrize("ends", ["removed", "interrupted"])
+def test_a_call_whose_end_is_not_heard_of(ends):
+    """Its weights are not used in later calls."""
+    layers, inputs = three("AOC-strided", torch.float64)
+    handle = build_together(layers)
+
+    def end(*arguments):
+        if ends == "interrupted":
+            raise KeyboardInterrupt
+        handle.remove()
+
+    hook = layers[1].register_forward_hook(end)
+    with pytest.raises(KeyboardInterrupt) if ends == "interrupted" else nullcontext():
+        layers(inputs[0])
+    hook.remove()
+    for _ in range(2):
+        with torch.no_grad():
+            for p in layers.parameters():
+                p.data.add_(torch.randn_like(p))
+        layers.zero_grad()
+        expected = plain_gradients(layers, inputs)
+        accumulate(layers, inputs)
+        assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_a_call_inside_of_a_call():
+    layers, (x, *_) = three("AOC-strided", torch.float64)
+    forward, depth = layers.forward, []
+
+    def twice(x):
+        if depth:
+            return forward(x)
+        depth.append(1)
+        before, inside, after = layers[0](x), layers(x), layers[0](x)
+        depth.clear()
+        return torch.stack([before, *inside, after])
+
+    layers.forward = twice
+    loss_of(layers, x).backward()
+    expected = {name: g.clone() for name, g in gradients(layers).items()}
+    layers.zero_grad()
+    build_together(layers)
+    loss_of(layers, x).backward()
     assert_same_gradients(gradients(layers), expected, 1e-12)
 
 
