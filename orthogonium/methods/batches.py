@@ -15,6 +15,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable
 from dataclasses import replace
+from operator import is_
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -23,18 +25,36 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.methods.kernel import Kernel
 
 _ALONE = object()
-_kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # without hooks; sizes and options do not change
+# Of kernels without hooks; with the settings they had.
+_kinds: WeakKeyDictionary[nn.Module, tuple[list[Any], Hashable]] = WeakKeyDictionary()
 
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
     if "build" in vars(kernel) or _is_altered(kernel):
         return None
-    if kernel not in _kinds:
+    now = settings(kernel)
+    before, found = _kinds.get(kernel, ([], _ALONE))
+    if not are_same(before, now):
         description = _describe(kernel)
-        _kinds[kernel] = description if description is _ALONE else _numbers.setdefault(description, len(_numbers))
-    found = _kinds[kernel]
+        found = description if description is _ALONE else _numbers.setdefault(description, len(_numbers))
+        _kinds[kernel] = now, found
     return None if found is _ALONE else found
+
+
+def settings(part: nn.Module) -> list[Any]:
+    """All that decides what a kernel builds, besides raw parameters: sizes, options, and those of its parts."""
+    found = [value for name, value in vars(part).items() if name[0] != "_" and name != "training"]
+    for child in part._modules.values():
+        found.append(child)
+        if child is not None:
+            found += settings(child)
+    return found
+
+
+def are_same(before: list[Any], now: list[Any]) -> bool:
+    """Whether no setting has been replaced."""
+    return len(before) == len(now) and all(map(is_, before, now))
 
 
 _numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to compare

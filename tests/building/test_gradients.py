@@ -88,6 +88,19 @@ def test_options_sizes_and_frozen_layers_make_batches():
     assert batches(sources(layers)) == [[0, 2], [1], [3], [4], [5]]
 
 
+def test_options_that_change_make_other_batches():
+    layers = Sum([OrthoLinear(4, 4, ortho_params=BJORCK_ORTHO_PARAMS) for _ in range(3)]).double()
+    assert batches(sources(layers)) == [[0, 1, 2]]
+    kernels = [layer.parametrizations.weight[0].kernel for layer in layers]
+    kernels[1].orthogonalize.orthogonalizer.niters += 1
+    assert batches(sources(layers)) == [[0, 2], [1]]
+    kernels[0].orthogonalize = BatchedCholeskyOrthogonalization((4, 4))
+    assert batches(sources(layers)) == [[0], [1], [2]]
+    kernels[1].orthogonalize.orthogonalizer.niters -= 1
+    assert batches(sources(layers)) == [[0], [1, 2]]
+    assert_once_is_plain(layers, [torch.randn(5, 4).double() for _ in range(4)], 1e-12)
+
+
 @pytest.mark.parametrize("name", ["AOC", "AOC-residual", "OrthoLinear-DEFAULT"])
 def test_layers_with_constants(name):
     layers, inputs = three(name, torch.float64)

@@ -109,6 +109,13 @@ def test_changes_after_the_last_pass_are_refused(model, inputs, change):
         CHANGES[change](model)
 
 
+def test_options_that_change_inside_are_refused(model, inputs):
+    kernel = model.recurrent.parametrizations.weight[0].kernel
+    with pytest.raises(DerivativeError, match="was changed"), build_once(model):
+        kernel.orthogonalize.stable = False
+        accumulate(model, inputs)
+
+
 def test_backward_after_the_block_is_refused(model, inputs):
     with build_once(model):
         loss = loss_of(model, inputs[0])
