@@ -93,7 +93,8 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
         own = kind(constraint.kernel) if constraint.is_as_written else None
         alone = own is None or not (waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_NUMBERS)
         tensors = tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in raw)
-        groups.setdefault(i if alone else (own, constraint.lipschitz, tensors), []).append(i)
+        key = own, constraint.lipschitz, constraint.kernel.training, tensors
+        groups.setdefault(i if alone else key, []).append(i)
     return list(groups.values())
 
 

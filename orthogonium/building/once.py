@@ -28,7 +28,7 @@ from orthogonium.layers.eval_cache import same_values
 from orthogonium.layers.parametrization import Source
 from orthogonium.linalg.evaluation import has_values, waits
 from orthogonium.linalg.products import full_arithmetic
-from orthogonium.methods.batches import are_same, settings
+from orthogonium.methods.batches import kind
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,7 +52,7 @@ class _Leaf(Supply):
         super().__init__(source, built.detach().requires_grad_(trains), along_axes)
         self.built, self.device_type = built, built.device.type
         self.kernel = self.constraint.kernel
-        self.settings = settings(self.kernel)
+        self.kind = kind(self.kernel)
         self.states = [state(p) for p in (*self.raw, self.weight)]
         # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
         self.values = [None if waits(p) else p.detach().clone() for p in self.raw]
@@ -81,7 +81,7 @@ class _Leaf(Supply):
         changed |= self.constraint.lipschitz != self.lipschitz
         if at_end:
             changed |= any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))
-            changed |= not are_same(self.settings, settings(self.kernel))
+            changed |= kind(self.kernel) != self.kind
         if changed:
             raise DerivativeError(_CHANGED)
 

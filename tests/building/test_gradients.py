@@ -85,7 +85,10 @@ def test_options_sizes_and_frozen_layers_make_batches():
     layers.append(OrthoLinear(4, 4, ortho_params=OrthoParams(orthogonalizer=BatchedCholeskyOrthogonalization)))
     layers[3].parametrizations.weight.original.requires_grad_(False)
     layers.append(OrthoLinear(4, 4, lipschitz=2.0))
-    assert batches(sources(layers)) == [[0, 2], [1], [3], [4], [5]]
+    layers.append(OrthoLinear(4, 4).eval())  # a user's orthogonalizer may depend on it
+    assert batches(sources(layers)) == [[0, 2], [1], [3], [4], [5], [6]]
+    layers[6].train()
+    assert batches(sources(layers)) == [[0, 2, 6], [1], [3], [4], [5]]
 
 
 def test_options_that_change_make_other_batches():

@@ -150,6 +150,12 @@ def test_compiled_models(model, inputs, backend):
     assert_same_gradients(gradients(model), expected, 1e-12)
 
 
+def test_exported_inside(model, inputs):
+    with build_once(model):
+        exported = torch.export.export(model, (inputs[0],)).module()
+    torch.testing.assert_close(exported(inputs[0]), model(inputs[0]))
+
+
 def test_passes_without_gradients(model, inputs):
     expected = plain_gradients(model, inputs)
     with build_once(model):

@@ -114,6 +114,10 @@ def test_options_that_change_inside_are_refused(model, inputs):
     with pytest.raises(DerivativeError, match="was changed"), build_once(model):
         kernel.orthogonalize.stable = False
         accumulate(model, inputs)
+    kernel.orthogonalize.stable = True
+    with build_once(model):
+        model.eval()
+        accumulate(model, inputs)
 
 
 def test_backward_after_the_block_is_refused(model, inputs):
