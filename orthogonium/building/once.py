@@ -84,6 +84,12 @@ class _Leaf(Supply):
             changed |= kind(self.kernel) != self.kind
         if changed:
             raise DerivativeError(_CHANGED)
+        if len(self.weight._backward_hooks or ()) > 1:  # besides `_check_open`
+            raise DerivativeError(
+                "A hook on `layer.weight` inside build_once: the weight is one tensor for all passes of the block, and "
+                "the hook would change the gradients of all of them. Put it on a view of its own, "
+                "`layer.weight.view_as(layer.weight)`, or on the raw parameter."
+            )
 
     def _check_open(self, grad: Tensor) -> None:
         if not self.is_open:

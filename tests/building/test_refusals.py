@@ -120,6 +120,32 @@ def test_options_that_change_inside_are_refused(model, inputs):
         accumulate(model, inputs)
 
 
+def test_hooks_of_a_weight_are_refused(model, inputs):
+    """They would apply to all passes, and without the block to this tensor alone."""
+    with pytest.raises(DerivativeError, match="hook on `layer.weight`"), build_once(model):
+        model.recurrent.weight.register_hook(lambda grad: 2 * grad)
+        accumulate(model, inputs)
+    with pytest.raises(DerivativeError, match="hook on `layer.weight`"), build_once(model):
+        accumulate(model, inputs)
+        model.recurrent.weight.register_hook(lambda grad: 2 * grad)
+
+
+def test_hooks_of_a_view_of_a_weight(model, inputs):
+    def passes(model):
+        weight = model.recurrent.weight
+        weight = weight.view_as(weight)
+        weight.register_hook(lambda grad: 2 * grad)
+        weight.sin().sum().backward()
+        accumulate(model, inputs)
+
+    passes(model)
+    expected = gradients(model)
+    model.zero_grad()
+    with build_once(model):
+        passes(model)
+    assert_same_gradients(gradients(model), expected, 1e-12)
+
+
 def test_backward_after_the_block_is_refused(model, inputs):
     with build_once(model):
         loss = loss_of(model, inputs[0])
