@@ -14,13 +14,15 @@ weight itself (autocast, smaller images, `layer.weight`) gets it as their produc
 Note [Unused weights]
 A weight that no loss depends on gives its raw parameters no gradient: None, which optimizers skip, rather than zeros,
 with which momentum and decay would still move them. In a batch torch would fill in zeros. So the functions at both ends
-of a batch share a list of the weights that got a gradient.
+of a batch share a list of the weights that got a gradient. A gradient with a graph (`create_graph=True`) depends on raw
+parameters beside the weight: its derivatives may pass one end of the batch only, so from then on that weight counts as
+used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
+from operator import is_, or_
 from typing import Any
 
 import torch
@@ -91,7 +93,8 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
         own = kind(constraint.kernel) if constraint.is_as_written else None
         alone = own is None or not (waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_NUMBERS)
         tensors = tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in raw)
-        groups.setdefault(i if alone else (own, constraint.lipschitz, tensors), []).append(i)
+        key = own, constraint.lipschitz, constraint.kernel.training, tensors
+        groups.setdefault(i if alone else key, []).append(i)
     return list(groups.values())
 
 
@@ -118,36 +121,49 @@ def _build_batch(weights: Sequence[Source], along_axes: bool) -> Sequence[Tensor
     constraint, sets = weights[0][0], [raw for _, raw in weights]
     if len(sets) == 1:
         return [constraint.build_along_axes(sets[0]) if along_axes else constraint.build(sets[0])]
-    used = [False] * len(sets)
+    used = _Used(len(sets))
     stacked = tuple(_Stack.apply(used, *tensors) for tensors in zip(*sets, strict=True))
     return _Unstack.apply(used, constraint.build_stacked(stacked, along_axes))
+
+
+class _Used:
+    """Which weights of a batch have a gradient. Note [Unused weights]."""
+
+    def __init__(self, count: int) -> None:
+        self.now, self.always = [False] * count, [False] * count
+
+    def record(self, found: list[bool]) -> None:
+        """What a backward pass has found."""
+        if torch.is_grad_enabled():
+            self.always = [*map(or_, self.always, found)]
+        self.now = [*map(or_, self.always, found)]
 
 
 class _Stack(torch.autograd.Function):
     """Tensors → one, whose gradient goes to those that were used. Note [Unused weights]."""
 
     @staticmethod
-    def forward(ctx: Any, used: list[bool], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, used: _Used, *tensors: Tensor) -> Tensor:
         ctx.used = used
         return torch.stack(tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(g if used else None for g, used in zip(grad.unbind(), ctx.used, strict=True))
+        return None, *(g if used else None for g, used in zip(grad.unbind(), ctx.used.now, strict=True))
 
 
 class _Unstack(torch.autograd.Function):
     """The inverse of `_Stack`, which records the tensors that have a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, used: list[bool], stacked: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, used: _Used, stacked: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.used, ctx.like = used, stacked[0].detach()
         return stacked.unbind()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.used[:] = [g is not None for g in grads]
-        if not any(ctx.used):
+        ctx.used.record([g is not None for g in grads])
+        if all(g is None for g in grads):
             return None, None
         return None, torch.stack([torch.zeros_like(ctx.like) if g is None else g for g in grads])

@@ -28,15 +28,17 @@ from orthogonium.layers.eval_cache import same_values
 from orthogonium.layers.parametrization import Source
 from orthogonium.linalg.evaluation import has_values, waits
 from orthogonium.linalg.products import full_arithmetic
+from orthogonium.methods.batches import kind
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
 _CHANGED = (
-    "Inside build_once, a raw parameter of a constrained layer, its weight or its constant was changed (an optimizer's "
-    "step, load_state_dict, .to(), requires_grad_, `weight = …`, `lipschitz = …`, an edit in place or of .data): they "
-    "are used as they were when the block began. End the block first."
+    "Inside build_once, a raw parameter of a constrained layer, its weight, its constant or its kernel was changed (an "
+    "optimizer's step, load_state_dict, .to(), requires_grad_, `weight = …`, `lipschitz = …`, an option of its "
+    "orthogonalizer, an edit in place or of .data): they are used as they were when the block began. End the block "
+    "first."
 )
 
 
@@ -49,6 +51,8 @@ class _Leaf(Supply):
         trains = any(p.requires_grad for p in source[1])
         super().__init__(source, built.detach().requires_grad_(trains), along_axes)
         self.built, self.device_type = built, built.device.type
+        self.kernel = self.constraint.kernel
+        self.kind = kind(self.kernel)
         self.states = [state(p) for p in (*self.raw, self.weight)]
         # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
         self.values = [None if waits(p) else p.detach().clone() for p in self.raw]
@@ -75,8 +79,17 @@ class _Leaf(Supply):
         """Check that neither the weight nor what it was built from has changed."""
         changed = [state(p) for p in (*self.raw, self.weight)] != self.states
         changed |= self.constraint.lipschitz != self.lipschitz
-        if changed or (at_end and any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))):
+        if at_end:
+            changed |= any(self._differs(p, q) for p, q in zip(self.raw, self.values, strict=True))
+            changed |= kind(self.kernel) != self.kind
+        if changed:
             raise DerivativeError(_CHANGED)
+        if len(self.weight._backward_hooks or ()) > 1:  # besides `_check_open`
+            raise DerivativeError(
+                "A hook on `layer.weight` inside build_once: the weight is one tensor for all passes of the block, and "
+                "the hook would change the gradients of all of them. Put it on a view of its own, "
+                "`layer.weight.view_as(layer.weight)`, or on the raw parameter."
+            )
 
     def _check_open(self, grad: Tensor) -> None:
         if not self.is_open:

@@ -11,16 +11,14 @@ from the graph. So while blocks are open, `torch.autograd.grad` and `torch.autog
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.autograd.graph import GradientEdge
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from orthogonium.errors import DerivativeError
@@ -37,30 +35,15 @@ def _weights_of(inputs: Iterable[Any]) -> list[Tensor]:
     return [weight for block in _watched for i in ids & block.keys() for weight in block[i]]
 
 
-_signature = functools.lru_cache(inspect.signature)  # which takes as long as building a small weight
-
-
-def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose argument `inputs` must not contain a watched tensor."""
-    signature = _signature(function)
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        inputs = call.arguments.get("inputs")
-        if isinstance(inputs, Iterator):  # such as `model.parameters()`, which can be read once
-            call.arguments["inputs"] = inputs = tuple(inputs)
-        if isinstance(inputs, Mapping):
-            inputs = inputs.values()
-        if inputs is not None and _weights_of((inputs,) if isinstance(inputs, (Tensor, GradientEdge)) else inputs):
-            raise DerivativeError(
-                f"torch.autograd.{function.__name__} was asked for derivatives with respect to raw parameters of "
-                "weights that are built once: these get their gradients when the block of build_once ends. Take these "
-                "derivatives outside of the block, where each call builds anew."
-            )
-        return function(*call.args, **call.kwargs)
-
-    return run
+def _check_inputs(
+    outputs: Any, grads: Any, retain_graph: Any, create_graph: Any, inputs: Any, *_: Any, **__: Any
+) -> None:
+    if _weights_of(inputs):
+        raise DerivativeError(
+            "torch.autograd was asked for derivatives with respect to raw parameters of weights that are built once: "
+            "these get their gradients when the block of build_once ends. Take these derivatives outside of the block, "
+            "where each call builds anew."
+        )
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -106,8 +89,8 @@ def _checked(method: Callable[..., Any], check: Callable[..., None]) -> Callable
 def _start_watching() -> list[Callable[[], object]]:
     autograd: Any = torch.autograd
     wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
-        (autograd, "grad", _refusing(autograd.grad)),
-        (autograd, "backward", _refusing(autograd.backward)),
+        # Called by `grad` and `backward`, which may have been looked up before (`from torch.autograd import grad`).
+        (autograd, "_engine_run_backward", _checked(autograd._engine_run_backward, _check_inputs)),
         (
             Optimizer,
             "zero_grad",

@@ -10,6 +10,9 @@ of it, as with `DistributedDataParallel`, which has nothing left to do.
 Inside `DistributedDataParallel` the result is the same: it averages what is already averaged, or, if its hooks wait for
 raw parameters, these get equal gradients on all ranks.
 
+Raw parameters may have gradients that did not come through weights, too: of a penalty, or of a pass before the block.
+These are averaged like all others, before the rest is added.
+
 Whether a parameter has a gradient at all is decided for all ranks together: a rank that has none adds zeros.
 """
 
@@ -88,8 +91,9 @@ class Shares:
         self.group, self.weights = group, weights
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.owners = assign([flops(w) for w in weights], self.size)
-        raw = {id(p) for _, tensors in weights for p in tensors}
-        self.others = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in raw}
+        self.raw = list(dict.fromkeys(p for _, tensors in weights for p in tensors if p.requires_grad))
+        ids = {id(p) for p in self.raw}
+        self.others = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in ids}
         self._refuse_early_hooks()
         if model not in _compared:
             self._compare(model)
@@ -124,8 +128,11 @@ class Shares:
 
     def backward(self, built: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """From the gradients of the weights on all ranks to those of all parameters."""
-        used = self._anywhere([g is not None for g in (*grads, *(p.grad for p in self.others.values()))])
+        parameters = [*self.raw, *self.others.values()]
+        used = self._anywhere([g is not None for g in (*grads, *(p.grad for p in parameters))])
         places = [i for i in range(len(grads)) if used[i]]
+        has_grad = dict(zip(parameters, used[len(grads) :], strict=True))
+        self._average([p for p in self.raw if has_grad[p]])
         mean = self._average_at_owners([built[i] for i in places], [grads[i] for i in places], places)
         own = [i for i in places if self.owners[i] == self.rank]
         # Raw parameters of the weights that each rank owns; tied ones may belong to several ranks.
@@ -141,9 +148,7 @@ class Shares:
         gradients = [own_grads[key] if owner == self.rank else torch.empty_like(p) for (owner, key), p in raw.items()]
         if raw:
             torch.autograd.backward(list(raw.values()), self._gather(gradients, [owner for owner, _ in raw]))
-        self._average_others(
-            [p for p, any_rank in zip(self.others.values(), used[len(grads) :], strict=True) if any_rank]
-        )
+        self._average([p for p in self.others.values() if has_grad[p]])
 
     def _anywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Each flag, or'ed over all ranks."""
@@ -177,7 +182,7 @@ class Shares:
                 found[i] = part
         return found
 
-    def _average_others(self, parameters: Sequence[Tensor]) -> None:
+    def _average(self, parameters: Sequence[Tensor]) -> None:
         for p in parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)

@@ -53,12 +53,16 @@ class BuildTogether:
         """Let the layers build their weights themselves again."""
         for hook in self._hooks:
             hook.remove()
+        self._close(self._stack)  # if a call is under way, its end will not be heard of
 
     def _begin(self, model: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        # Torch says nothing of the end of a call that was interrupted (KeyboardInterrupt): its weights are not for this
+        # one. A call inside of a call also builds its own.
+        self._close(self._stack)
         supplies: list[Supply] = []
-        self._calls.__dict__.setdefault("stack", []).append(supplies)
+        self._stack.append(supplies)
         weights = [(c, raw) for c, raw in unsupplied(model) if has_values(*raw) and not c.keeps(raw)]
         weights = [weights[i] for places in batches(weights) if len(places) > 1 for i in places]
         along_axes = [go_along_axes(source) for source in weights]
@@ -67,9 +71,20 @@ class BuildTogether:
             source[0].supply = supplies[-1]
 
     def _end(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            for supply in self._calls.stack.pop():
+        if not torch.compiler.is_compiling() and self._stack:
+            self._close([self._stack.pop()])
+
+    @property
+    def _stack(self) -> list[list[Supply]]:
+        """The weights of the calls that are under way in this thread."""
+        return self._calls.__dict__.setdefault("stack", [])
+
+    @staticmethod
+    def _close(calls: list[list[Supply]]) -> None:
+        for supplies in calls:
+            for supply in supplies:
                 supply.is_open = False
+            supplies.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_hooks": self._hooks}  # copies of the model have calls of their own

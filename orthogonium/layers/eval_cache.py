@@ -19,7 +19,9 @@ and does not notice
 - operators that write to `parameter.data` or to other overlapping memory: `parameter.data.add_(1)`;
 - writes below torch: replays of captured graphs that step the optimizer, custom kernels, collectives that preserve
   versions.
-After such edits call `eval()` once. A graph that was captured in eval holds the weight from its capture.
+After such edits call `eval()` once; on every device, also after changing an option of a kernel or an orthogonalizer
+(its number of steps), which the cache does not look at.
+A graph that was captured in eval holds the weight from its capture.
 
 The weight itself is not compared, only its version counter: do not edit a served weight through `.data`.
 To avoid all checks in deployment, remove the parametrization.

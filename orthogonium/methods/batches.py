@@ -15,6 +15,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable
 from dataclasses import replace
+from operator import is_
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -23,18 +25,35 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.methods.kernel import Kernel
 
 _ALONE = object()
-_kinds: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()  # without hooks; sizes and options do not change
+# Of kernels without hooks; with the settings they had.
+_kinds: WeakKeyDictionary[nn.Module, tuple[list[Any], Hashable]] = WeakKeyDictionary()
 
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
     if "build" in vars(kernel) or _is_altered(kernel):
         return None
-    if kernel not in _kinds:
+    now = _settings(kernel)
+    before, found = _kinds.get(kernel, ([], _ALONE))
+    if len(before) != len(now) or not all(map(is_, before, now)):
         description = _describe(kernel)
-        _kinds[kernel] = description if description is _ALONE else _numbers.setdefault(description, len(_numbers))
-    found = _kinds[kernel]
+        found = description if description is _ALONE else _numbers.setdefault(description, len(_numbers))
+        _kinds[kernel] = now, found
     return None if found is _ALONE else found
+
+
+def _settings(part: nn.Module) -> list[Any]:
+    """All that decides what a kernel builds, besides raw parameters: sizes, options, and those of its parts."""
+    found = [value for _, value in _options(part)]
+    for child in part._modules.values():
+        found.append(child)
+        if child is not None:
+            found += _settings(child)
+    return found
+
+
+def _options(part: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(part).items() if name[0] != "_" and name != "training"]
 
 
 _numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to compare
@@ -49,7 +68,7 @@ def _is_altered(part: nn.Module) -> bool:
 
 def _describe(part: nn.Module) -> Hashable:
     declared = vars(type(part)).get("group_axes" if isinstance(part, Kernel) else "batched")
-    options = tuple((name, value) for name, value in vars(part).items() if not name.startswith("_"))
+    options = tuple(_options(part))
     parts = tuple((name, None if p is None else _describe(p)) for name, p in part._modules.items())
     known = declared not in (None, False) and not (part._parameters or part._buffers)
     if not known or any(p is _ALONE for _, p in parts) or not all(isinstance(v, Hashable) for _, v in options):

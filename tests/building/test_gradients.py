@@ -85,7 +85,23 @@ def test_options_sizes_and_frozen_layers_make_batches():
     layers.append(OrthoLinear(4, 4, ortho_params=OrthoParams(orthogonalizer=BatchedCholeskyOrthogonalization)))
     layers[3].parametrizations.weight.original.requires_grad_(False)
     layers.append(OrthoLinear(4, 4, lipschitz=2.0))
-    assert batches(sources(layers)) == [[0, 2], [1], [3], [4], [5]]
+    layers.append(OrthoLinear(4, 4).eval())  # a user's orthogonalizer may depend on it
+    assert batches(sources(layers)) == [[0, 2], [1], [3], [4], [5], [6]]
+    layers[6].train()
+    assert batches(sources(layers)) == [[0, 2, 6], [1], [3], [4], [5]]
+
+
+def test_options_that_change_make_other_batches():
+    layers = Sum([OrthoLinear(4, 4, ortho_params=BJORCK_ORTHO_PARAMS) for _ in range(3)]).double()
+    assert batches(sources(layers)) == [[0, 1, 2]]
+    kernels = [layer.parametrizations.weight[0].kernel for layer in layers]
+    kernels[1].orthogonalize.orthogonalizer.niters += 1
+    assert batches(sources(layers)) == [[0, 2], [1]]
+    kernels[0].orthogonalize = BatchedCholeskyOrthogonalization((4, 4))
+    assert batches(sources(layers)) == [[0], [1], [2]]
+    kernels[1].orthogonalize.orthogonalizer.niters -= 1
+    assert batches(sources(layers)) == [[0], [1, 2]]
+    assert_once_is_plain(layers, [torch.randn(5, 4).double() for _ in range(4)], 1e-12)
 
 
 @pytest.mark.parametrize("name", ["AOC", "AOC-residual", "OrthoLinear-DEFAULT"])

@@ -26,13 +26,13 @@ def test_a_network(model, inputs):
 
 
 def test_it_ends_as_it_began(model, inputs):
-    grad, backward = torch.autograd.grad, torch.autograd.backward
+    run = torch.autograd._engine_run_backward
     before = model(inputs[0])
     with build_once(model):
-        assert torch.autograd.grad is not grad
+        assert torch.autograd._engine_run_backward is not run
         accumulate(model, inputs)
         assert all(p.grad is None for p in raw_parameters(model))
-    assert torch.autograd.grad is grad and torch.autograd.backward is backward
+    assert torch.autograd._engine_run_backward is run
     assert all(m.supply is None for m in model.modules() if hasattr(m, "supply"))
     model.zero_grad()
     torch.testing.assert_close(model(inputs[0]), before)
@@ -148,6 +148,12 @@ def test_compiled_models(model, inputs, backend):
     model.zero_grad()
     accumulate(compiled, inputs)  # and outside
     assert_same_gradients(gradients(model), expected, 1e-12)
+
+
+def test_exported_inside(model, inputs):
+    with build_once(model):
+        exported = torch.export.export(model, (inputs[0],)).module()
+    torch.testing.assert_close(exported(inputs[0]), model(inputs[0]))
 
 
 def test_passes_without_gradients(model, inputs):

@@ -23,10 +23,15 @@ from tests.building.passes import (
     [
         lambda loss, raw: torch.autograd.grad(loss, raw),
         lambda loss, raw: torch.autograd.grad(loss, raw[0], allow_unused=True),
+        lambda loss, raw, grad=torch.autograd.grad: grad(loss, raw, allow_unused=True),
+        lambda loss, raw: torch.autograd.grad(
+            loss[None], raw, loss.new_ones(3, 1), is_grads_batched=True, allow_unused=True
+        ),
         lambda loss, raw: torch.autograd.grad(loss, iter(raw), allow_unused=True),
         lambda loss, raw: torch.autograd.grad(loss, torch.autograd.graph.get_gradient_edge(raw[0]), allow_unused=True),
         lambda loss, raw: loss.backward(inputs=raw),
         lambda loss, raw: torch.autograd.backward(loss, inputs=raw),
+        lambda loss, raw, backward=torch.autograd.backward: backward(loss, inputs=raw),
     ],
 )
 def test_derivatives_of_raw_parameters_are_refused(model, inputs, ask):
@@ -102,6 +107,43 @@ def test_changes_after_the_last_pass_are_refused(model, inputs, change):
     with pytest.raises(DerivativeError, match="was changed"), build_once(model):
         accumulate(model, inputs)
         CHANGES[change](model)
+
+
+def test_options_that_change_inside_are_refused(model, inputs):
+    kernel = model.recurrent.parametrizations.weight[0].kernel
+    with pytest.raises(DerivativeError, match="was changed"), build_once(model):
+        kernel.orthogonalize.stable = False
+        accumulate(model, inputs)
+    kernel.orthogonalize.stable = True
+    with build_once(model):
+        model.eval()
+        accumulate(model, inputs)
+
+
+def test_hooks_of_a_weight_are_refused(model, inputs):
+    """They would apply to all passes, and without the block to this tensor alone."""
+    with pytest.raises(DerivativeError, match="hook on `layer.weight`"), build_once(model):
+        model.recurrent.weight.register_hook(lambda grad: 2 * grad)
+        accumulate(model, inputs)
+    with pytest.raises(DerivativeError, match="hook on `layer.weight`"), build_once(model):
+        accumulate(model, inputs)
+        model.recurrent.weight.register_hook(lambda grad: 2 * grad)
+
+
+def test_hooks_of_a_view_of_a_weight(model, inputs):
+    def passes(model):
+        weight = model.recurrent.weight
+        weight = weight.view_as(weight)
+        weight.register_hook(lambda grad: 2 * grad)
+        weight.sin().sum().backward()
+        accumulate(model, inputs)
+
+    passes(model)
+    expected = gradients(model)
+    model.zero_grad()
+    with build_once(model):
+        passes(model)
+    assert_same_gradients(gradients(model), expected, 1e-12)
 
 
 def test_backward_after_the_block_is_refused(model, inputs):

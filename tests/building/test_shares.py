@@ -138,6 +138,22 @@ def _mixed(rank):
     assert gradients(model) == before
 
 
+def _beside_weights(rank):
+    """Gradients of raw parameters from a pass before the block, and from a penalty that one rank adds."""
+    torch.manual_seed(0)
+    model = move(nn.Sequential(OrthoLinear(4, 4), OrthoLinear(4, 4)).double())
+    raw, inputs = model[0].parametrizations.weight.original, torch.randn(2, 3, 4).double()
+    for part, x in enumerate(inputs):
+        ((2 * model(x).sin().sum() + part * (x @ raw).square().sum()) / 2).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    x = inputs[rank]
+    model(x).sin().sum().backward()
+    with build_once(model, dist.group.WORLD):
+        (model(x).sin().sum() + rank * (x @ raw).square().sum()).backward()
+    assert_same_gradients(gradients(model), expected, 1e-12)
+
+
 def _mistakes(rank):
     torch.set_num_threads(1)
     world = dist.group.WORLD
@@ -193,7 +209,9 @@ def _unused_parameters(rank):
             wrapped(torch.randn(2, 4))
 
 
-@pytest.mark.parametrize("worker", [_mixed, _mistakes, _sharded_parameters, _flat_parameters, _unused_parameters])
+@pytest.mark.parametrize(
+    "worker", [_mixed, _beside_weights, _mistakes, _sharded_parameters, _flat_parameters, _unused_parameters]
+)
 def test_workers(worker, tmp_path):
     run_distributed(worker, tmp_path)
 

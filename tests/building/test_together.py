@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -91,6 +92,25 @@ def test_second_derivatives():
         torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
+def test_second_derivatives_of_a_loss_that_is_linear_in_one_weight():
+    """They reach its raw parameters beside the weight, which gets no gradient itself."""
+    layers, (x, *_) = three("AOC-strided", torch.float64)
+    raw = [layer.parametrizations.weight.original0 for layer in layers]
+    layers.forward = lambda x: [layer(x) for layer in layers]
+
+    def penalty():
+        linear, other, _ = layers(x)
+        found = torch.autograd.grad((other.detach() * linear).sum() + other.sin().sum(), raw[:2], create_graph=True)
+        return sum(g.square().sum() for g in found)
+
+    expected = torch.autograd.grad(penalty(), raw[:2])
+    build_together(layers)
+    penalty().backward()
+    for p, q in zip(raw, expected, strict=False):
+        torch.testing.assert_close(p.grad, q, rtol=1e-10, atol=1e-10)
+    assert raw[2].grad is None
+
+
 def test_gradients_inside_of_a_call_without_any():
     layers, inputs = three("AOC", torch.float64)
 
@@ -146,6 +166,52 @@ def test_a_call_that_fails():
     with pytest.raises(ValueError, match="takes images"):
         layers(inputs[0][:, :1])
     accumulate(layers, inputs)
+    assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+@pytest.mark.parametrize("ends", ["removed", "interrupted"])
+def test_a_call_whose_end_is_not_heard_of(ends):
+    """Its weights are not used in later calls."""
+    layers, inputs = three("AOC-strided", torch.float64)
+    handle = build_together(layers)
+
+    def end(*arguments):
+        if ends == "interrupted":
+            raise KeyboardInterrupt
+        handle.remove()
+
+    hook = layers[1].register_forward_hook(end)
+    with pytest.raises(KeyboardInterrupt) if ends == "interrupted" else nullcontext():
+        layers(inputs[0])
+    hook.remove()
+    for _ in range(2):
+        with torch.no_grad():
+            for p in layers.parameters():
+                p.data.add_(torch.randn_like(p))
+        layers.zero_grad()
+        expected = plain_gradients(layers, inputs)
+        accumulate(layers, inputs)
+        assert_same_gradients(gradients(layers), expected, 1e-12)
+
+
+def test_a_call_inside_of_a_call():
+    layers, (x, *_) = three("AOC-strided", torch.float64)
+    forward, depth = layers.forward, []
+
+    def twice(x):
+        if depth:
+            return forward(x)
+        depth.append(1)
+        before, inside, after = layers[0](x), layers(x), layers[0](x)
+        depth.clear()
+        return torch.stack([before, *inside, after])
+
+    layers.forward = twice
+    loss_of(layers, x).backward()
+    expected = {name: g.clone() for name, g in gradients(layers).items()}
+    layers.zero_grad()
+    build_together(layers)
+    loss_of(layers, x).backward()
     assert_same_gradients(gradients(layers), expected, 1e-12)
 
 
