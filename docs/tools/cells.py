@@ -9,13 +9,13 @@ _CODE = re.compile(r"<code>([^<]{20,})</code>")
 
 
 def cells(html: str) -> str:
-    """The page, with `<td class="long">` for cells of 20 characters or more, and `<wbr>` in their code."""
+    """The page, with `<td class="long">` for cells of 16 characters or more, and `<wbr>` in their code."""
 
     def code(found: re.Match[str]) -> str:
         return f"<code>{_BREAK.sub('<wbr>', found[1])}</code>"
 
     def cell(found: re.Match[str]) -> str:
-        if len(re.sub(r"<[^>]*>", "", found[1])) < 20:
+        if len(re.sub(r"<[^>]*>", "", found[1])) < 16:
             return found[0]
         return f'<td class="long">{_CODE.sub(code, found[1])}</td>'
 
