@@ -111,3 +111,10 @@ def test_tables_of_benchmarks_are_shown_by_name():
     assert "| 64 → 64 |" in tool.with_benchmarks("<!-- benchmark kernel_build -->")
     with pytest.raises(ValueError, match="no table 'none'"):
         tool.with_benchmarks("<!-- benchmark none -->")
+
+
+def test_cells_with_sentences_are_marked_and_long_code_may_break():
+    cells = _tool("cells").cells
+    assert cells("<td>1.5 ms</td>") == "<td>1.5 ms</td>"
+    long = cells("<td>a <code>torch.nn.functional.conv2d</code> <code>a.b</code></td>")
+    assert long == '<td class="long">a <code>torch.<wbr>nn.<wbr>functional.<wbr>conv2d</code> <code>a.b</code></td>'

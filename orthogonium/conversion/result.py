@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,8 +49,18 @@ class Changes(tuple[Change, ...]):
     def __str__(self) -> str:
         rows = [("name", "before", "after", "distance", "note")]
         for c in self:
-            rows.append((c.name, c.before, c.after, "" if c.distance is None else f"{c.distance:.4f}", c.note))
+            distance = "" if c.distance is None else f"{c.distance:.4f}"
+            rows.append((c.name, _short(c.before), _short(c.after), distance, c.note))
         return _table(rows)
+
+
+_DETAIL = re.compile(r"(?:, |(?<=\())(?:eps|momentum|affine|bias|track_running_stats|inplace|kernel)=[^,()]*")
+_EQUAL = re.compile(r"\((\d+)(?:, \1)+\)")
+
+
+def _short(module: str) -> str:
+    """The description of a module without details that conversion keeps or drops anyway; 3 for (3, 3)."""
+    return _EQUAL.sub(r"\1", _DETAIL.sub("", module))
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

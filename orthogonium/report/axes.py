@@ -37,12 +37,15 @@ class Axes:
     ) -> Axes:
         """The axes that show all of these points; with `percent` and `full`, the whole range from 0 to 100%.
 
-        They end at the last point, unless that leaves fewer than two ticks.
+        They end at the last point, unless that leaves fewer than two ticks. Where every x is a whole number (epochs),
+        so is every tick.
         """
         width, height = size
         low, high = (0.0, 1.0) if percent and full else (min(ys, default=0.0), max(ys, default=1.0))
         x_ticks = nice_ticks(min(xs, default=0.0), max(xs, default=1.0), (width - _LEFT - _RIGHT) // _PIXELS_PER_X_TICK)
         y_ticks = nice_ticks(low, high, (height - _TOP - _BOTTOM) // _PIXELS_PER_Y_TICK)
+        whole = [x for x in x_ticks if float(x).is_integer()]
+        x_ticks = whole if len(whole) > 1 and all(float(x).is_integer() for x in xs) else x_ticks
         inside = [x for x in x_ticks if x <= max(xs, default=1.0) * (1 + 1e-9)]
         x_ticks = inside if len(inside) > 1 else x_ticks
         return cls(

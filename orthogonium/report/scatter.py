@@ -62,6 +62,7 @@ def scatter_chart(
     centres = [(axes.px(p.x), axes.py(p.y)) for p in points]
     taken: list[Box] = [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for x, y in centres]
     taken += [(min(a, c) - 1, min(b, d) - 1, max(a, c) + 1, max(b, d) + 1) for (a, b), (c, d) in pairwise(corners)]
+    taken.append((0.0, axes.py(axes.y_range[0]) - 1, float(size[0]), float(size[1])))  # the axis and its numbers
     for p, (x, y) in zip(points, centres, strict=True):
         if p.spread:
             ends_of = f'y1="{axes.py(p.y - p.spread):.1f}" y2="{axes.py(p.y + p.spread):.1f}"'

@@ -16,6 +16,7 @@ from orthogonium.report import choose_samples, layer_spectra
 from orthogonium.report.axes import Axes, nice_ticks
 from orthogonium.report.curves import default_radii, survival_curve
 from orthogonium.report.pictures import png
+from orthogonium.report.scatter import Point, scatter_chart
 from orthogonium.report.svg import Series, line_chart, spectrum_ends
 from orthogonium.web_page import cards, table
 
@@ -151,6 +152,7 @@ def test_axes_end_where_the_points_do():
     axes = Axes.around([1.0, 45.0], [0.0, 1.0], (540, 300))
     assert axes.x_range == (0.0, 45.0) and axes.x_ticks == [0.0, 10.0, 20.0, 30.0, 40.0]
     assert len(Axes.around([1.0], [0.0], (540, 300)).x_ticks) > 1
+    assert list(Axes.around([1.0, 2.0, 3.0], [0.0, 1.0], (540, 300)).x_ticks) == [1, 2, 3]  # epochs
 
 
 def test_ends_of_a_spectrum_are_two_levels_and_an_unknown_one_is_left_out():
@@ -181,3 +183,9 @@ def test_long_names_in_tables_may_be_broken_and_tables_wider_than_a_phone_say_so
 def test_png_refuses_other_shapes():
     with pytest.raises(ShapeError, match="height, width"):
         png(torch.zeros(2, 4, 4))
+
+
+def test_labels_of_points_stay_off_the_axis():
+    chart = scatter_chart([Point("a", 1.0, 0.0), Point("b", 2.0, 0.5)], name="n", x_label="x", y_label="y")
+    baseline = float(re.findall(r'class="label" x="[^"]*" y="([^"]*)">a<', chart)[0])
+    assert baseline < float(re.findall(r'cy="([^"]*)"', chart)[0])
