@@ -144,7 +144,7 @@ for name in losses:
     left.semilogy(losses[name], label=f"{name}: {accuracy[name]:.0%} of the symbols right")
     right.semilogy(norms[name], label=name)
 left.axhline(GUESSING, color="0.5", ls="--", label="guessing")
-left.set(title=f"Copy {COPIED} symbols after {LENGTH} steps", xlabel="optimizer step", ylabel="loss")
+left.set(title=f"Copy {COPIED} symbols after {LENGTH} steps", xlabel="optimizer step", ylabel="loss", ylim=(1e-7, 20))
 left.legend(loc="lower left")
 right.set(title="Norm of the gradient of the last answer", xlabel="with respect to the state at step", ylim=(1e-38, 10))
 right.legend()
