@@ -140,5 +140,5 @@ def save(model: nn.Module, found: Pretrained, folder: Path) -> Path:
     path = folder / f"{found.name}.safetensors"
     write_state(model.state_dict(), path)
     metadata = {k: v for k, v in asdict(found).items() if k != "name"}
-    path.with_suffix(".json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(metadata, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
