@@ -61,7 +61,7 @@ def main() -> None:
                 is_peer: (is_peer, "benchmarks.methods_build:build", {**layer, "options": given})
                 for is_peer, given in zip((False, True), options, strict=True)
             }
-            (ours, _), (theirs, _) = race(cases, rounds=8, threads=1).values()
+            (ours, _), (theirs, _) = race(cases, rounds=3, threads=1).values()
             times = [f"{1e3 * t:.1f} ms" for t in (ours, theirs)]
             rows.append([label, channels, *times, beside(ours, theirs, WHY[label[:3]]), f"{own:.6f}", f"{peer:.6f}"])
     ratio = [f"published {PEER_VERSION}", "ratio", "σ_max, ours", "σ_max, published"]

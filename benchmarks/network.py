@@ -74,8 +74,8 @@ def compare(job: str, mode: str, batch: int, rounds: int):
 
 if __name__ == "__main__":
     rows = []
-    cases = [("training", 16, 16), ("training", 64, 8)]
-    cases += [("evaluation", 1, 16), ("evaluation", 16, 40), ("evaluation", 64, 16)]
+    cases = [("training", 16, 6), ("training", 64, 3)]
+    cases += [("evaluation", 1, 9), ("evaluation", 16, 9), ("evaluation", 64, 6)]
     for job, batch, rounds in [cases[0], cases[2]] if is_quick() else cases:
         for mode in ("zeros",) if is_quick() else ("circular", "zeros"):
             result = compare(job, mode, batch, rounds)

@@ -49,7 +49,7 @@ if __name__ == "__main__":
         for name in presets:
             arguments = {"peer": False, "size": size, "preset": f"{name}_ORTHO_PARAMS"}
             cases[name] = (False, "benchmarks.orthogonalize:make", arguments)
-        times = race(cases, rounds=7)
+        times = race(cases, rounds=3)
         errors = race({k: (p, "benchmarks.orthogonalize:deviation", a) for k, (p, _, a) in cases.items()}, rounds=1)
         for name in cases:
             label = f"published {PEER_VERSION}: Björck-12, power iteration" if name == "peer" else name
