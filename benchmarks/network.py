@@ -3,9 +3,7 @@
 Run with `.venv/bin/python -m benchmarks.network`.
 """
 
-import itertools
-
-from benchmarks.side_by_side import is_quick, race, table
+from benchmarks.side_by_side import is_quick, peak_memory, race, table
 
 WIDTHS = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]
 
@@ -40,14 +38,13 @@ def training(kind: str, mode: str, batch: int):
 
 def memory(kind: str, mode: str, batch: int):
     """Most bytes that tensors hold at once, from the making of the network to the end of its third step."""
-    from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    def three_steps():
         step = training(kind, mode, batch)
         for _ in range(3):
             step()
-    results = record.profiler.kineto_results
-    peak = max(itertools.accumulate(event.nbytes() for event in results.events() if event.name() == "[memory]"))
+
+    peak = peak_memory(three_steps)
     return lambda: peak / 2**20
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -57,6 +58,16 @@ def timed(job: Callable[[], Any], device: str) -> tuple[float, Any]:
     result = job()
     synchronize(device)
     return time.perf_counter() - start, result
+
+
+def peak_memory(job: Callable[[], Any]) -> int:
+    """The most bytes that the tensors of a job hold at once, on the CPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        job()
+    results = record.profiler.kineto_results  # type: ignore[union-attr]
+    return max(itertools.accumulate(event.nbytes() for event in results.events() if event.name() == "[memory]"))
 
 
 def is_quick() -> bool:
