@@ -53,17 +53,14 @@ class Constraint(nn.Module):
     """
 
     supply: Any = None
-    # User-defined orthogonalizers may have parameters and buffers: then the weight is not kept, nor built beforehand.
-    is_of_raw_alone = True
 
-    def __init__(
-        self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None, lipschitz: float = 1.0
-    ) -> None:
+    def __init__(self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...], lipschitz: float) -> None:
         super().__init__()
         self.kernel = kernel
         self.lipschitz = lipschitz  # Note [Constants]
+        # Orthogonalizers of users may have parameters and buffers: then the weight is not kept, nor built beforehand.
         self.is_of_raw_alone = not [*kernel.parameters(), *kernel.buffers()]
-        self._initial = initial
+        self._initial: Tensor | tuple[Tensor, ...] | None = initial
         self._kept: dict[Hashable, Kept] | None = None  # by what was built
 
     def forward(self, *raw: Tensor) -> Tensor:
@@ -241,8 +238,6 @@ def raw_parameters(chain: Any) -> tuple[Tensor, ...] | None:
     if chain._forward_pre_hooks or chain._forward_hooks:
         return None
     found = chain._parameters
-    if len(found) == 1 and "original" in found:
-        return (found["original"],)
     names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
     return tuple(found[name] if name in found else getattr(chain, name) for name in names)
 
