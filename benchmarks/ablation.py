@@ -60,7 +60,7 @@ def without(path: str | None, job: str, **arguments):
         "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
         "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
         "memcmp": ("orthogonium.layers.eval_cache.same_values", torch.equal),
-        "wrap": ("orthogonium.layers.conv.padding._recorded", lambda x: False),
+        "wrap": ("orthogonium.layers.conv.padding.has_values", lambda x: False),
         "gram schmidt": ("orthogonium.linalg.triangular.evaluate", plainly),
         "three taps": ("orthogonium.methods.bcop.composition.evaluate", plainly),
         "gram": ("orthogonium.kernels.fourier.evaluate", plainly),

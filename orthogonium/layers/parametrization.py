@@ -53,17 +53,14 @@ class Constraint(nn.Module):
     """
 
     supply: Any = None
-    # User-defined orthogonalizers may have parameters and buffers: then the weight is not kept, nor built beforehand.
-    is_of_raw_alone = True
 
-    def __init__(
-        self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...] | None = None, lipschitz: float = 1.0
-    ) -> None:
+    def __init__(self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...], lipschitz: float) -> None:
         super().__init__()
         self.kernel = kernel
         self.lipschitz = lipschitz  # Note [Constants]
+        # Orthogonalizers of users may have parameters and buffers: then the weight is not kept, nor built beforehand.
         self.is_of_raw_alone = not [*kernel.parameters(), *kernel.buffers()]
-        self._initial = initial
+        self._initial: Tensor | tuple[Tensor, ...] | None = initial
         self._kept: dict[Hashable, Kept] | None = None  # by what was built
 
     def forward(self, *raw: Tensor) -> Tensor:
@@ -128,25 +125,28 @@ class Constraint(nn.Module):
         if self._kept is not None and waits(raw[0]) and self._may_train(raw):
             self._kept = None
 
-    def build(self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None) -> Tensor:
-        """The weight, built by the kernel or `by` the given function; a block's in one vector. Note [Precision]."""
-        return self._built(self.kernel.build if by is None else by, raw)
+    def build(
+        self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None, first: int = 0, scaled: int = 1
+    ) -> Tensor:
+        """The weight, built by the kernel or `by` the given function. Note [Precision].
+
+        Several kernels are joined from the axis `first` on; those from `scaled` on get the constant of the layer.
+        """
+        by = self.kernel.build if by is None else by
+        built = full_precision(lambda *raw: self._scale(by(*raw), scaled), self.is_of_raw_alone)(*raw)
+        if not isinstance(built, Tensor):
+            built = torch.cat([t.flatten(first) for t in built], first)
+        return standard_strides(built)
 
     def build_along_axes(self, raw: tuple[Tensor, ...]) -> Tensor:
         """The weights along axes, in one vector. Note [Along axes] of `methods/aoc.py`."""
         kernel: Any = self.kernel
-        return self._built(kernel.along_axes, raw, scaled=-1)
+        return self.build(raw, kernel.along_axes, scaled=-1)
 
     def build_stacked(self, raw: tuple[Tensor, ...], along_axes: bool) -> Tensor:  # (n, …) each → (n, …)
         """The same of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
         by = partial(build_stacked, self.kernel, by="along_axes" if along_axes else "build")
-        return self._built(by, raw, 1, -1 if along_axes else 1)
-
-    def _built(self, by: Callable[..., Any], raw: tuple[Tensor, ...], first: int = 0, scaled: int = 1) -> Tensor:
-        built = full_precision(lambda *raw: self._scale(by(*raw), scaled), self.is_of_raw_alone)(*raw)
-        if not isinstance(built, Tensor):  # several kernels, from the axis `first` on
-            built = torch.cat([t.flatten(first) for t in built], first)
-        return standard_strides(built)
+        return self.build(raw, by, 1, -1 if along_axes else 1)
 
     def _scale(self, built: Any, scaled: int) -> Any:
         """What the kernel builds times the constant of the layer; of several kernels, those from `scaled` on."""
@@ -238,8 +238,6 @@ def raw_parameters(chain: Any) -> tuple[Tensor, ...] | None:
     if chain._forward_pre_hooks or chain._forward_hooks:
         return None
     found = chain._parameters
-    if len(found) == 1 and "original" in found:
-        return (found["original"],)
     names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
     return tuple(found[name] if name in found else getattr(chain, name) for name in names)
 

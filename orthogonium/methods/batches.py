@@ -15,48 +15,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable
 from dataclasses import replace
-from operator import is_
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.methods.kernel import Kernel
 
-_ALONE = object()
-# Of kernels without hooks; with the settings they had.
-_kinds: WeakKeyDictionary[nn.Module, tuple[list[Any], Hashable]] = WeakKeyDictionary()
-
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
-    if "build" in vars(kernel) or _is_altered(kernel):
-        return None
-    now = _settings(kernel)
-    before, found = _kinds.get(kernel, ([], _ALONE))
-    if len(before) != len(now) or not all(map(is_, before, now)):
-        description = _describe(kernel)
-        found = description if description is _ALONE else _numbers.setdefault(description, len(_numbers))
-        _kinds[kernel] = now, found
-    return None if found is _ALONE else found
-
-
-def _settings(part: nn.Module) -> list[Any]:
-    """All that decides what a kernel builds, besides raw parameters: sizes, options, and those of its parts."""
-    found = [value for _, value in _options(part)]
-    for child in part._modules.values():
-        found.append(child)
-        if child is not None:
-            found += _settings(child)
-    return found
-
-
-def _options(part: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in vars(part).items() if name[0] != "_" and name != "training"]
-
-
-_numbers: dict[Hashable, int] = {}  # of descriptions, which take longer to compare
+    return None if "build" in vars(kernel) or _is_altered(kernel) else _describe(kernel)
 
 
 def _is_altered(part: nn.Module) -> bool:
@@ -66,14 +34,19 @@ def _is_altered(part: nn.Module) -> bool:
     return "forward" in vars(part) or any(_is_altered(p) for p in part._modules.values() if p is not None)
 
 
-def _describe(part: nn.Module) -> Hashable:
+def _describe(part: nn.Module) -> Hashable | None:
+    """All that decides what a kernel builds, besides raw parameters; None if that is not known."""
     declared = vars(type(part)).get("group_axes" if isinstance(part, Kernel) else "batched")
-    options = tuple(_options(part))
-    parts = tuple((name, None if p is None else _describe(p)) for name, p in part._modules.items())
+    options = tuple((name, value) for name, value in vars(part).items() if name[0] != "_" and name != "training")
+    parts = tuple((name, p is None or _describe(p)) for name, p in part._modules.items())
     known = declared not in (None, False) and not (part._parameters or part._buffers)
-    if not known or any(p is _ALONE for _, p in parts) or not all(isinstance(v, Hashable) for _, v in options):
-        return _ALONE
+    if not known or any(p is None for _, p in parts) or not all(map(_can_be_compared, dict(options).values())):
+        return None
     return type(part), options, parts
+
+
+def _can_be_compared(value: object) -> bool:
+    return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
 def direct_sum(kernel: Kernel, count: int) -> Kernel:

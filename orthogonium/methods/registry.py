@@ -13,7 +13,8 @@ take nothing on trust.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -68,7 +69,7 @@ class Method:
         return (*self.conv.values(), *self.conv_transpose.values(), *dense, *self.further)
 
 
-class MethodTable(MutableMapping[str, Method]):
+class MethodTable(UserDict[str, Method]):
     """Methods by name. Note [Methods from outside]."""
 
     def __init__(self, built_in: Iterable[Method]) -> None:
@@ -84,7 +85,9 @@ class MethodTable(MutableMapping[str, Method]):
         self._methods[method.name] = method
         return method
 
-    def _complete(self) -> dict[str, Method]:
+    @property
+    def data(self) -> dict[str, Method]:  # type: ignore[override]
+        """What every access goes to: the table, completed at the first one."""
         if not self._is_complete:
             self._is_complete = True  # already here: what is loaded may access the table
             all_loaded = False
@@ -98,18 +101,3 @@ class MethodTable(MutableMapping[str, Method]):
             finally:
                 self._is_complete = all_loaded  # otherwise the next lookup tries again, and raises the same error
         return self._methods
-
-    def __getitem__(self, name: str) -> Method:
-        return self._complete()[name]
-
-    def __setitem__(self, name: str, method: Method) -> None:
-        self._complete()[name] = method
-
-    def __delitem__(self, name: str) -> None:
-        del self._complete()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._complete())
-
-    def __len__(self) -> int:
-        return len(self._complete())

@@ -28,7 +28,7 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry, select_method
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.bcop.composition import compose
+from orthogonium.methods.bcop.factors import apply_to_kernel
 from orthogonium.methods.bcop.inverse import peel
 from orthogonium.methods.kernel import Device, Raw
 
@@ -95,11 +95,9 @@ class ThinKernel(OrthogonalKernel):
 
     def build(self, *raw: Tensor) -> Tensor:
         """The kernel `(out, in/g, *k)`."""
-        x = self._rko(raw[-1]).transpose(1, 2)
+        x = self._rko(raw[-1]).transpose(1, 2).contiguous()
         for axis, bases in reversed(list(zip(self.axes, self._bases(raw), strict=True))):
-            sizes = [1] * self.geometry.dims
-            sizes[axis] = self.plan.bcop_size[axis]
-            x = compose(bases, tuple(sizes), x)
+            x = apply_to_kernel(bases, x, axis + 3)
         return x.transpose(1, 2).reshape(self.geometry.weight_shape)
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:

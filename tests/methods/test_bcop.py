@@ -96,19 +96,6 @@ def test_kernels_may_be_changed_in_place(sizes):
     torch.testing.assert_close(torch.autograd.grad(compose(m, sizes).mul_(2).sin().sum(), m), expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4, 8])
-@pytest.mark.parametrize("groups", [1, 3])
-def test_large_matrices_on_any_number_of_threads(monkeypatch, threads, groups):
-    """Products are divided among threads by their number: 3 or 9 of them, of 168 channels."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    m = cholesky(torch.randn(groups, 6, 84, 168, dtype=torch.float64)).requires_grad_()
-    start = first_columns(m[:, :2], 168).reshape(groups, 168, 168, 1, 1)
-    kernels = compose(m, (3, 3)), compose(m[:, 2:], (3, 3), start)
-    probe = torch.randn_like(kernels[0])
-    results = [(k, *torch.autograd.grad((k * probe).sum(), m)) for k in kernels]
-    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("sizes", [(3,), (3, 3), (2, 3), (5, 1)])
 def test_one_channel_is_shifted(sizes):
     """Its projectors have rank 0."""

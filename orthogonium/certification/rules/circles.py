@@ -16,7 +16,7 @@ from orthogonium.layers.conv.frequencies import adjoint_frequencies, symbol_of
 
 def on_circle(call: Any) -> Any:
     """A circular convolution by Fourier transform, or the adjoint of one, bounded from its kernel."""
-    x, weight, left, stride, groups = call.args
+    x, weight, stride, groups = call.args
     if is_value(weight):
         raise NoBound(*PRODUCT)
     if not is_value(x) or x.dim() != weight.dim():
@@ -32,13 +32,13 @@ def on_circle(call: Any) -> Any:
     owner = call.together(x, range(1, x.dim()))
     owner = None if owner is None else owner.expand(call.output.shape)
     factor = found.upper_bound
-    local = _fourier_rounding(call, weight, left, stride, groups, sizes, factor)
+    local = _fourier_rounding(call, weight, stride, groups, sizes, factor)
     step = layer_step(call, found, (torch.nn.modules.conv._ConvNd,))
     return Effect((x.form().scaled(square(factor)),), owner, local, None, step)
 
 
 def _fourier_rounding(
-    call: Any, weight: Tensor, left: Any, stride: Any, groups: int, sizes: tuple[int, ...], norm: float
+    call: Any, weight: Tensor, stride: Any, groups: int, sizes: tuple[int, ...], norm: float
 ) -> Local:
     """Rounding of two Fourier transforms, of the product between them, and of the matrices in that product.
 
@@ -47,10 +47,10 @@ def _fourier_rounding(
     """
     dtype = torch.promote_types(call.output.dtype, torch.float32)
     unit, factors = unit_roundoff(dtype), product_roundoff(dtype, call.output.device, False)
-    coarse = [n // s for n, s in zip(sizes, stride, strict=True)]
+    coarse = tuple(n // s for n, s in zip(sizes, stride, strict=True))
     units = 4 * sum((p + 4) * math.sqrt(p) for m in coarse for p in _primes(m))
     transform = units * unit
-    computed, exact = (symbol_of(weight.to(t), left, stride, groups, sizes).double() for t in (dtype, torch.float64))
+    computed, exact = (symbol_of(weight.to(t), stride, groups, coarse).double() for t in (dtype, torch.float64))
     # The matrices as they are computed, which the same numbers make again; those of float64 are off by less than the
     # last.
     spread = math.sqrt(2 * math.prod(sizes)) * float(torch.linalg.vector_norm(weight.double()))

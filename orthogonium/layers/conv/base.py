@@ -125,14 +125,12 @@ class ConstrainedConv(ConstrainedConvNd):
         others: Any = bias, padding_mode, device, dtype
         super().__init__(*sizes, *others)  # of the torch class
         self._constrain(kernel, border, lipschitz)
-        self._axis_shapes, self._axis_borders = kernel.axis_shapes, (border, border.along_axes(kernel.axis_shapes))
+        self._axis_shapes = kernel.axis_shapes
 
     @property
     def axis_borders(self) -> tuple[Border, ...]:
         """What is added to the image for each weight along an axis. Note [Along axes] of `methods/aoc.py`."""
-        if self._axis_borders[0] is not self.border:
-            self._axis_borders = self.border, self.border.along_axes(self._axis_shapes)
-        return self._axis_borders[1]
+        return self.border.along_axes(self._axis_shapes)
 
     def promise_along_axis(self, shape: Sequence[int]) -> Guarantee | None:
         """What is promised of the weight of this shape, if it is one along an axis: the last has the constant."""

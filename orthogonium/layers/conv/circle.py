@@ -87,22 +87,8 @@ class CircleConv(ConstrainedConv):
         image_size: Size | None = None,
         lipschitz: float = 1.0,
     ) -> None:
-        geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = self.kernel_of(geometry)
-        self._set_up(kernel, padding, padding_mode, bias, device, dtype, image_size, lipschitz)
-
-    def _set_up(
-        self,
-        kernel: CircleKernel,
-        padding: Size | str,
-        padding_mode: str,
-        bias: bool,
-        device: Device,
-        dtype: torch.dtype | None,
-        image_size: Size | None,
-        lipschitz: float,
-    ) -> None:
-        name, g = type(self).__name__, kernel.geometry
+        g = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
+        kernel, name = self.kernel_of(g), type(self).__name__
         if padding_mode != "circular":
             raise GeometryError(
                 f"{name}: its kernel is orthogonal on images that are wrapped around: needs padding_mode='circular', "
@@ -198,8 +184,6 @@ class _ECO(CircleConv):
 
 
 class _BRO(CircleConv):
-    kernel_of = BlockReflectorKernel
-
     def __init__(
         self,
         in_channels: int,
@@ -217,9 +201,13 @@ class _BRO(CircleConv):
         rank: int | None = None,
         lipschitz: float = 1.0,
     ) -> None:
-        geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = self.kernel_of(geometry, rank)
-        self._set_up(kernel, padding, padding_mode, bias, device, dtype, image_size, lipschitz)
+        self.rank = rank
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        super().__init__(*sizes, bias, padding_mode, device, dtype, image_size, lipschitz)
+
+    def kernel_of(self, geometry: ConvGeometry) -> BlockReflectorKernel:
+        """Some of the directions are reflected."""
+        return BlockReflectorKernel(geometry, self.rank)
 
 
 class CayleyConv2d(_Cayley, nn.Conv2d):

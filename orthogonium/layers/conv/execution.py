@@ -22,7 +22,6 @@ from orthogonium.layers.parametrization import Constrained, Source, standard_str
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.bcop.images import apply_in_turn
-from orthogonium.methods.circle import left_of
 from orthogonium.methods.kernel import Kernel
 from orthogonium.methods.soc import SkewExponentialKernel
 
@@ -173,7 +172,7 @@ def _convolve_along_axes(layer: Any, x: Tensor, source: Source) -> Tensor:
 def _pays_in_series(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether the series takes fewer products than building and applying its sum. Note [Series] of soc."""
     g, kernel = layer.geometry, cast(SkewExponentialKernel, source[0].kernel)
-    if not layer.covers or source[1][0].dtype != x.dtype or (g.is_strided and not kernel.has_rko):
+    if not layer.covers or (g.is_strided and not kernel.has_rko):
         return False
     pixels, channels = x.numel() // layer.in_channels, kernel.channels * g.groups
     if channels < FEWEST_IN_SERIES or kernel.order * channels * pixels > MOST_NUMBERS:
@@ -222,7 +221,7 @@ def _multiply_frequencies(layer: Any, x: Tensor, source: Source | None) -> Tenso
     g = layer.geometry
     weight = layer.weight_for(tuple(x.shape[-g.dims :]), source)
     batch = x if x.dim() == g.dims + 2 else x[None]
-    y = convolve_frequencies(batch, weight, left_of(tuple(weight.shape[2:]), g.stride), g.stride, g.groups)
+    y = convolve_frequencies(batch, weight, g.stride, g.groups)
     # As torch's convolutions do.
     y = y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) and x.dtype != torch.float64 else x.dtype)
     return _add_bias(layer, y if x.dim() == g.dims + 2 else y[0])
@@ -233,7 +232,7 @@ def _adjoint_frequencies(layer: Any, y: Tensor, source: Source | None) -> Tensor
     g = layer.geometry
     weight = layer.weight_for(tuple(m * s for m, s in zip(y.shape[-g.dims :], g.stride, strict=True)), source)
     batch = y if y.dim() == g.dims + 2 else y[None]
-    x = adjoint_frequencies(batch, weight, left_of(tuple(weight.shape[2:]), g.stride), g.stride, g.groups).to(y.dtype)
+    x = adjoint_frequencies(batch, weight, g.stride, g.groups).to(y.dtype)
     return x if y.dim() == g.dims + 2 else x[0]
 
 

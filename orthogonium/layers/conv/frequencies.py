@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from orthogonium.kernels.circle import from_frequencies, to_frequencies, wrap_taps
+from orthogonium.kernels.circle import from_frequencies, to_frequencies
 from orthogonium.kernels.phases import stack_phases, unstack_phases
 from orthogonium.layers.whole import as_a_whole
 from orthogonium.linalg.complex_matrices import real_form
 from orthogonium.linalg.evaluation import autocasts
+from orthogonium.methods.circle import Grid, symbol
 
 
-def symbol_of(weight: Tensor, left: Sequence[int], stride: Sequence[int], groups: int, sizes: Sequence[int]) -> Tensor:
+def symbol_of(weight: Tensor, stride: Grid, groups: int, grid: Grid) -> Tensor:
     """The real matrices by which a convolution multiplies each frequency: `(*half, g, 2·out, 2·in·∏s)`."""
-    taps = wrap_taps(weight.unflatten(0, (groups, -1)), left, sizes)
-    return real_form(to_frequencies(stack_phases(taps, stride), len(stride)), conjugate=True)
+    return real_form(symbol(weight.unflatten(0, (groups, -1)), grid, stride), conjugate=True)
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -39,16 +38,15 @@ def _multiply(matrices: Tensor, x: Tensor) -> Tensor:  # (*half, g, 2m, 2n), com
 def convolve_frequencies(
     x: Tensor,  # (b, in, *sizes)
     weight: Tensor,  # (out, in/g, *k), with k divisible by the sizes
-    left: tuple[int, ...],
-    stride: tuple[int, ...],  # divides the sizes
+    stride: Grid,  # divides the sizes
     groups: int,
 ) -> Tensor:  # (b, out, *sizes/stride)
-    """The circular convolution whose windows begin `left` pixels before the image; in float32 or better."""
+    """The circular convolution with "same" padding; in float32 or better."""
     dims = len(stride)
     if not x.shape[0]:  # CPUs have no Fourier transform of an empty batch
-        return convolve_frequencies(x.new_zeros(1, *x.shape[1:]), weight, left, stride, groups)[:0]
-    matrices = symbol_of(_widened(weight), left, stride, groups, x.shape[2:])
+        return convolve_frequencies(x.new_zeros(1, *x.shape[1:]), weight, stride, groups)[:0]
     phases = stack_phases(_widened(x).unflatten(1, (groups, -1)), stride)  # (b, g, in·∏s, *m)
+    matrices = symbol_of(_widened(weight), stride, groups, phases.shape[3:])
     images = to_frequencies(phases, dims).movedim(dims, -1)  # (*half, g, in·∏s, b)
     y = from_frequencies(_multiply(matrices, images).movedim(-1, dims), phases.shape[3:])
     return y.flatten(1, 2)
@@ -58,14 +56,12 @@ def convolve_frequencies(
 def adjoint_frequencies(
     y: Tensor,  # (b, out, *m)
     weight: Tensor,
-    left: tuple[int, ...],
-    stride: tuple[int, ...],
+    stride: Grid,
     groups: int,
 ) -> Tensor:  # (b, in, *m·stride)
     """The adjoint of `convolve_frequencies`."""
     dims = len(stride)
-    sizes = [m * s for m, s in zip(y.shape[2:], stride, strict=True)]
-    matrices = symbol_of(_widened(weight), left, stride, groups, sizes).mT
+    matrices = symbol_of(_widened(weight), stride, groups, y.shape[2:]).mT
     images = to_frequencies(_widened(y).unflatten(1, (groups, -1)), dims).movedim(dims, -1)  # (*half, g, out, b)
     phases = from_frequencies(_multiply(matrices, images).movedim(-1, dims), y.shape[2:])  # (b, g, in·∏s, *m)
     return unstack_phases(phases, stride).flatten(1, 2)

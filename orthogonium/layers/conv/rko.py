@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from orthogonium.kernels import ConvGeometry
 from orthogonium.layers.conv.aoc import OrthoConv, OrthoConvTranspose, Part
 from orthogonium.layers.conv.base import ConstrainedConvNd
-from orthogonium.linalg import OrthoParams
 from orthogonium.methods.rko import ReshapedKernel
 
 
 class _Reshaped(ConstrainedConvNd, metaclass=Part):
     part = "rko"
-
-    def kernel_of(self, geometry: ConvGeometry, ortho_params: OrthoParams) -> ReshapedKernel:
-        """RKO alone: orthogonal if windows do not overlap, 1-Lipschitz otherwise."""
-        return ReshapedKernel(geometry, ortho_params)
+    kernel_of = ReshapedKernel
 
 
 class RKOConv2d(_Reshaped, OrthoConv, nn.Conv2d):

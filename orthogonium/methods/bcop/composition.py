@@ -10,8 +10,9 @@ The kernel is `(g, c, m, *taps)` from the start, the layout of a weight: each fa
 Note [Three taps]
 For the kernels that most layers have, one pair of factors on each axis, a hand-written derivative takes the taps of all
 pairs at once, each axis in one product: half as many operators in a training step (measured by `benchmarks.ablation`).
-Dense taps take as many flops as thin products if the kernel is square, and up to 128 channels operators cost more than
-their arithmetic.
+Up to 128 channels, and on accelerators, operators cost more than their arithmetic. With more channels, processors
+multiply one large matrix after the other, each by all threads; in a batch, each thread would take a whole matrix, which
+leaves one of two threads idle while the other takes the last of three.
 
 With the taps `A_0 = PQ`, `A_1 = P + Q − 2PQ` of a pair (`P = MᵀM`, `Q = NᵀN`, `PQ = MᵀKₙ`, `Kₙ = (MNᵀ)N`) an axis maps
 X to `(A_0X, A_1X, X − A_0X − A_1X)`. Its adjoint takes `(G_0, G_1, G_2)` to `G_2 + A_0ᵀH_0 + A_1ᵀH_1`,
@@ -20,13 +21,13 @@ X to `(A_0X, A_1X, X − A_0X − A_1X)`. Its adjoint takes `(G_0, G_1, G_2)` to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from orthogonium.linalg.evaluation import HandWritten, evaluate
+from orthogonium.linalg.evaluation import HandWritten, evaluate, waits
 from orthogonium.methods.bcop.factors import all_taps, apply_taps, apply_to_kernel, multiply_taps, taps_of
 
 _FEW = 128  # channels up to which operators cost more than their arithmetic
@@ -56,10 +57,9 @@ def compose(
     All singular values are 1 at every frequency if those of `start` are. `N = count_bases(sizes, start is None)`: first
     the bases of the rotation, then those of each axis.
     """
-    counts, channels = tuple(k - 1 for k in sizes), bases.shape[-1]
-    columns = channels if columns is None else columns
-    suits = start is None and _has_three_taps(bases, counts)
-    if suits and (channels <= _FEW or 4 * columns > 3 * channels):  # Note [Three taps]
+    counts = tuple(k - 1 for k in sizes)
+    columns = bases.shape[-1] if columns is None else columns
+    if start is None and _has_three_taps(bases, counts):
         return evaluate(_ThreeTaps, evaluate(_Taps, bases.contiguous()), columns, counts)
     first, *axes = bases.split((bases.shape[1] - sum(counts), *counts), 1)
     if start is None:
@@ -90,8 +90,9 @@ def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tens
 
 
 def _has_three_taps(bases: Tensor, counts: tuple[int, ...]) -> bool:
-    """Whether each axis has one pair of factors, or none. One channel has projectors of rank 0."""
-    return bases.shape[-1] > 1 and {2} <= set(counts) <= {0, 2}
+    """Whether each axis has one pair of factors, or none, of few channels. One channel has projectors of rank 0."""
+    few = 1 < bases.shape[-1] and (bases.shape[-1] <= _FEW or waits(bases))
+    return few and {2} <= set(counts) <= {0, 2}  # Note [Three taps]
 
 
 def _rotation_of(pair: Tensor, columns: int) -> Tensor:  # (g, 2c, c) → (g, c, m)
@@ -116,11 +117,10 @@ class _Taps(HandWritten):
         g, n, r, c = bases.shape
         m, below = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
-        multiply = _product(c)
-        overlap = multiply(m, below.mT)
-        inner = multiply(overlap, below)
-        product = multiply(m.mT, inner)
-        taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1)
+        overlap = torch.bmm(m, below.mT)
+        inner = torch.bmm(overlap, below)
+        product = torch.bmm(m.mT, inner)
+        taps = torch.cat((product, torch.bmm(u.mT, u).sub_(product, alpha=2)), 1)
         return taps.view(g, n // 2, 2 * c, c), [overlap, inner]
 
     @staticmethod
@@ -128,15 +128,14 @@ class _Taps(HandWritten):
         """`A_0 = PQ` and `A_1 = P + Q − 2PQ`."""
         (bases,), (overlap, inner) = inputs, saved
         r, c = bases.shape[2:]
-        multiply = _product(c)
         of_product, of_sum = grad.reshape(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
         m, below = bases.view(-1, 2, r, c).unbind(1)
-        of_inner = multiply(m, of_product)
-        of_overlap = multiply(of_inner, below.mT)
-        result = multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
-        result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, below))
-        result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, m))
+        of_inner = torch.bmm(m, of_product)
+        of_overlap = torch.bmm(of_inner, below.mT)
+        result = torch.bmm(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
+        result[:, 0] += torch.bmm(inner, of_product.mT).add_(torch.bmm(of_overlap, below))
+        result[:, 1] += torch.bmm(overlap.mT, of_inner).add_(torch.bmm(of_overlap.mT, m))
         return (result.view(bases.shape),)
 
     @classmethod
@@ -196,24 +195,3 @@ class _ThreeTaps(HandWritten):
         for pair, axis in zip(reversed(pairs), reversed(axes), strict=True):
             x = apply_taps(pair.chunk(2, 1), x, axis)
         return x
-
-
-def _product(channels: int) -> Callable[[Tensor, Tensor], Tensor]:
-    return torch.bmm if channels < _FEW else _multiply
-
-
-def _multiply(a: Tensor, b: Tensor) -> Tensor:  # (n, i, j), (n, j, k) → (n, i, k)
-    """`torch.bmm`, whose threads each take a whole matrix: three matrices would leave one of two threads idle.
-
-    So the remaining matrices, fewer than threads, are multiplied one by one, each by all threads.
-    """
-    count = len(a)
-    left = count % torch.get_num_threads()
-    if not left or a.device.type != "cpu":
-        return torch.bmm(a, b)
-    c = a.new_empty(count, a.shape[1], b.shape[2])
-    whole = count - left
-    torch.bmm(a[:whole], b[:whole], out=c[:whole])
-    for i in range(whole, count):
-        torch.mm(a[i], b[i], out=c[i])
-    return c
