@@ -16,9 +16,7 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, Source, constrain
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
-from orthogonium.linalg.evaluation import autocasts, has_values, may_look, products_are_rounded
-from orthogonium.linalg.in_turn import apply_orthonormal_rows
-from orthogonium.linalg.triangular import BatchedCholeskyOrthogonalization
+from orthogonium.linalg.in_turn import apply_orthonormal_rows, needs_no_rows
 from orthogonium.methods.aol import AlmostOrthogonalKernel
 from orthogonium.methods.batches import kind
 from orthogonium.methods.kernel import Device
@@ -128,10 +126,8 @@ class OrthoLinear(_ConstrainedLinear):
         if self.in_features * self.out_features < _FEWEST_NUMBERS or 4 * x.numel() > self.in_features**2:
             return False
         constraint, raw = source[0], source[1][0]
-        if not may_look(raw) or not has_values(x) or autocasts(x) or products_are_rounded():
-            return False
-        own: Any = constraint.kernel.orthogonalize
-        if type(own) is not BatchedCholeskyOrthogonalization or not own.stable or kind(constraint.kernel) is None:
+        kernel: Any = constraint.kernel
+        if not needs_no_rows(kernel.orthogonalize, x, raw) or kind(kernel) is None:
             return False
         if constraint.keeps(source[1]) or constraint.is_supplied(source[1]):
             return False

@@ -1,4 +1,4 @@
-"""`y = x Wᵀ` for the orthonormal rows `W = L⁻¹ X` of Gram–Schmidt, without W.
+"""Products with the orthonormal rows `W = L⁻¹ X` of Gram–Schmidt, `x Wᵀ` and `WᵀW x`, without W.
 
 Note [Without W]
 A dense layer with many more inputs than outputs and a small batch may apply X, then L⁻¹, to its inputs. For r outputs
@@ -11,6 +11,15 @@ that of `Ȳᵀ y`,
 
 That is Gram–Schmidt in one pass, for matrices for which one is enough (Note [Passes] of `triangular.py`). Whether it
 is enough is measured, which is only free on CPUs.
+
+Note [Projections]
+The projection onto the rows of X is `P = WᵀW = XᵀKX` with `K = (XXᵀ)⁻¹`, which does not depend on which basis X is.
+So for p columns x, its derivative only has thin products: with `z = KXx`, and `w = KXȳ` for an upstream gradient ȳ,
+
+    x̄ = Pȳ = Xᵀ w,    ∇X = w (x − Px)ᵀ + z (ȳ − Pȳ)ᵀ.
+
+In a training step that takes `14 rcp + 2 r²c` flops, the latter for K, instead of `12 rcp + 8 r²c` with W. K is as
+exact as one pass: both are good to 16 eps for κ ≤ 6 or so, and that is measured in the same way.
 """
 
 from __future__ import annotations
@@ -22,8 +31,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orthogonium.linalg.evaluation import HandWritten, evaluate
-from orthogonium.linalg.triangular import ENOUGH, cholesky, lower_to_symmetric, power_steps, product_below
+from orthogonium.linalg.evaluation import HandWritten, autocasts, evaluate, has_values, may_look, products_are_rounded
+from orthogonium.linalg.triangular import (
+    ENOUGH,
+    BatchedCholeskyOrthogonalization,
+    cholesky,
+    lower_to_symmetric,
+    power_steps,
+    product_below,
+)
+
+
+def needs_no_rows(orthonormalize: Any, x: Tensor, raw: Tensor) -> bool:
+    """Whether products with x may do without W: it is that of `cholesky`, and there are values to look at."""
+    own = type(orthonormalize) is BatchedCholeskyOrthogonalization and orthonormalize.stable
+    return own and may_look(raw) and has_values(x) and not autocasts(x) and not products_are_rounded()
+
+
+# ── x Wᵀ ──
 
 
 def _factor(raw: Tensor) -> Tensor | None:  # (r, c) → (r, r)
@@ -68,3 +93,50 @@ def apply_orthonormal_rows(x: Tensor, raw: Tensor) -> Tensor:  # (b, c), (r, c) 
     """`x Wᵀ` for the rows W that `cholesky` makes of a wide matrix, by the matrix itself if that is exact."""
     upper = _factor(raw.detach())
     return F.linear(x, cholesky(raw)) if upper is None else evaluate(_Applied, x, raw, upper)
+
+
+# ── WᵀW x: Note [Projections] ──
+
+
+def inverse_gram(raw: Tensor) -> Tensor | None:  # (b, r, c) → (b, r, r)
+    """`(XXᵀ)⁻¹`, if it gives projections as exact as one pass that is enough."""
+    upper, info = torch.linalg.cholesky_ex(product_below(raw, raw).mT, upper=True)
+    if info.any():
+        return None
+    inverse = torch.cholesky_inverse(upper, upper=True)
+
+    def gram(v: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(torch.bmm(v, inverse), raw), raw.mT)
+
+    return inverse if power_steps(gram, raw) <= ENOUGH * torch.finfo(raw.dtype).eps else None
+
+
+class _Projected(HandWritten):
+    """(x, X, K) → Px."""
+
+    @staticmethod
+    def compute(x: Tensor, raw: Tensor, inverse: Tensor) -> tuple[Tensor, list[Tensor]]:
+        z = torch.bmm(inverse, torch.bmm(raw, x))
+        y = torch.bmm(raw.mT, z)
+        return y, [z, x - y]
+
+    @staticmethod
+    def adjoint(
+        inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        (_, raw, inverse), (z, rest) = inputs, saved
+        w = torch.bmm(inverse, torch.bmm(raw, grad))
+        grad_x = torch.bmm(raw.mT, w)
+        grad_raw = torch.baddbmm(torch.bmm(w, rest.mT), z, (grad - grad_x).mT) if wants[1] else None
+        return grad_x, grad_raw, None
+
+    @classmethod
+    def plain(cls, x: Tensor, raw: Tensor, inverse: Tensor) -> Tensor:
+        return project(x, cholesky(raw))
+
+
+def project(x: Tensor, rows: Tensor, inverse: Tensor | None = None) -> Tensor:  # (b, c, p), (b, r, c), (b, r, r)
+    """The projection of columns onto the span of rows, which are orthonormal unless their `inverse_gram` is given."""
+    if inverse is None:
+        return torch.bmm(rows.mT, torch.bmm(rows, x))
+    return evaluate(_Projected, x, rows, inverse)

@@ -160,11 +160,12 @@ def test_assignment_divides_by_it(method):
     torch.testing.assert_close(sigma, torch.full_like(sigma, 0.5))
 
 
-def test_factors_in_turn_have_it(monkeypatch):
+@pytest.mark.parametrize("spans", [False, True])
+def test_factors_in_turn_have_it(spans, monkeypatch):
     layer = AdaptiveOrthoConv2d(4, 4, 3, lipschitz=3.0)
     x = torch.randn(1, 4, 6, 6)
     expected = layer(x)
-    applied = count_in_turn(monkeypatch, pixels=10**6)
+    applied = count_in_turn(monkeypatch, pixels=10**6, spans=spans)
     torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
     assert applied
 

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 from orthogonium import build_once
 from orthogonium.layers import OrthoLinear
 from orthogonium.linalg import cholesky, triangular
-from orthogonium.linalg.in_turn import _Applied, _factor, apply_orthonormal_rows
+from orthogonium.linalg.in_turn import _Applied, _factor, _Projected, apply_orthonormal_rows, inverse_gram, project
 
 
 def matrix(rows, columns, condition, dtype=torch.float64):
@@ -16,30 +16,42 @@ def matrix(rows, columns, condition, dtype=torch.float64):
     return (u * torch.logspace(0, 1, rows, dtype=torch.float64).pow(torch.tensor(condition).log10()) @ v).to(dtype)
 
 
+def project_each(x, raw):  # (b, c), (r, c) → (b, c)
+    """The projection of each row of x, by the rows of `raw` as they are."""
+    inverse = inverse_gram(raw.detach()[None])
+    assert inverse is not None
+    return project(x.mT[None], raw[None], inverse)[0].mT
+
+
+@pytest.mark.parametrize("apply", [apply_orthonormal_rows, project_each])
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.float64, 1e-13), (torch.float32, 5e-6)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("rows", [5, 16])  # of a block of the Gram matrix
-def test_values_and_gradients(dtype, digits, scale, rows, monkeypatch):
+def test_values_and_gradients(apply, dtype, digits, scale, rows, monkeypatch):
     monkeypatch.setattr(triangular, "_MANY_ROWS", rows)
     monkeypatch.setattr(triangular, "_ROWS_AT_ONCE", rows)
     raw = (scale * matrix(16, 96, 5.0, dtype)).requires_grad_()
-    x, target = torch.randn(7, 96, dtype=dtype, requires_grad=True), torch.randn(7, 16, dtype=torch.float64)
+    x = torch.randn(7, 96, dtype=dtype, requires_grad=True)
     assert _factor(raw.detach()) is not None
-    y = apply_orthonormal_rows(x, raw)
+    y = apply(x, raw)
+    target = torch.randn(y.shape, dtype=torch.float64)
     found = torch.autograd.grad((y.double().sin() * target).sum(), [x, raw])
     exact = [t.detach().double().requires_grad_() for t in (x, raw)]
     # The definition itself, differentiated by torch in float64.
     lower = torch.linalg.cholesky(exact[1] @ exact[1].mT)
-    expected = exact[0] @ torch.linalg.solve_triangular(lower, exact[1], upper=False).mT
+    orthonormal = torch.linalg.solve_triangular(lower, exact[1], upper=False)
+    expected = exact[0] @ orthonormal.mT
+    expected = expected @ orthonormal if apply is project_each else expected
     right = torch.autograd.grad((expected.sin() * target).sum(), exact)
     for ours, exactly in zip([y, *found], [expected, *right], strict=True):
         assert (ours - exactly).norm() <= digits * exactly.norm()
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("apply", [apply_orthonormal_rows, project_each])
+def test_second_derivatives(apply):
     raw, x = matrix(3, 12, 3.0).requires_grad_(), torch.randn(2, 12, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(apply_orthonormal_rows, (x, raw))
-    torch.autograd.gradgradcheck(apply_orthonormal_rows, (x, raw))
+    torch.autograd.gradcheck(apply, (x, raw))
+    torch.autograd.gradgradcheck(apply, (x, raw))
 
 
 def test_derivatives_that_are_not_asked_for():
@@ -51,6 +63,11 @@ def test_derivatives_that_are_not_asked_for():
     assert grad_raw is None
     torch.testing.assert_close(grad_x, grad @ cholesky(raw))
     assert _Applied.adjoint((x, raw, upper), saved, (False, True, False), grad)[0] is None
+    projection = (x.mT[None], raw[None], inverse_gram(raw[None]))
+    y, saved = _Projected.compute(*projection)
+    grad_x, grad_raw, _ = _Projected.adjoint(projection, saved, (True, False, False), y)
+    assert grad_raw is None
+    torch.testing.assert_close(grad_x, y)
 
 
 @pytest.mark.parametrize("bad", ["ill-conditioned", "huge", "tiny"])
@@ -58,7 +75,7 @@ def test_what_one_pass_is_not_enough_for(bad):
     raw = {"ill-conditioned": matrix(16, 96, 1e3, torch.float32)}.get(bad, matrix(16, 96, 2.0, torch.float32))
     raw = raw * {"huge": 1e25, "tiny": 1e-25}.get(bad, 1.0)
     x = torch.randn(7, 96)
-    assert _factor(raw) is None
+    assert _factor(raw) is None and inverse_gram(raw[None]) is None
     torch.testing.assert_close(apply_orthonormal_rows(x, raw), F.linear(x, cholesky(raw)), rtol=0, atol=0)
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice, repeat
 from operator import sub
 from typing import Any, NamedTuple, cast
 
@@ -20,8 +22,10 @@ from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_fr
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Constrained, Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
+from orthogonium.linalg.in_turn import inverse_gram, needs_no_rows
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.bcop.images import apply_in_turn
+from orthogonium.methods.batches import kind
+from orthogonium.methods.bcop.images import Span, apply_in_turn, convolve_tiles, reflect
 from orthogonium.methods.kernel import Kernel
 from orthogonium.methods.soc import SkewExponentialKernel
 
@@ -33,6 +37,8 @@ FEWEST_ALONG_AXES = 32  # the same of convolutions along axes
 FEWEST_SAVED = 2**19  # products of an image: with fewer, another convolution costs more than it saves
 FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
+MOST_FOR_SPANS = 1  # pixels for each channel: with more, orthonormal bases and a dense rotation are faster
+FEWEST_FOR_SPANS = 128  # channels: with fewer, they are faster, too
 MOST_NUMBERS = 2**26  # in all images of a series, or along an axis: limits the memory they take
 
 # Methods that build a kernel and that an instance may replace.
@@ -88,9 +94,9 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source) -> bool:
     kernel: Any = source[0].kernel
     pixels = x.numel() // layer.in_channels
     most = MOST_PIXELS if kernel.factors_save and not _has_axes(kernel, x) else MOST_FOR_BUILDS
-    if kernel.channels < FEWEST_CHANNELS or not 0 < kernel.factor_count * pixels <= most * kernel.channels:
-        return False
-    if not _goes_without_weight(layer, x, source):
+    pays = 0 < kernel.factor_count * pixels <= most * kernel.channels
+    pays = pays or (kernel.is_rotation and _are_few(pixels, kernel))
+    if kernel.channels < FEWEST_CHANNELS or not pays or not _goes_without_weight(layer, x, source):
         return False
     dims, border = layer.dims, layer.border
     image = x.dim() in (dims + 1, dims + 2) and x.shape[-dims - 1] == layer.in_channels
@@ -128,11 +134,28 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
         others = [0] * (x.dim() - 3)
         return pad(x, [left, *others], [right - unused, *others], border.mode)
 
-    dense, *axes = source[0].parts(kernel.factors, source[1])
-    dense = dense if source[0].lipschitz == 1 else source[0].lipschitz * dense
+    few, raw = _are_few(x.numel() // layer.in_channels, kernel), source[1][0]
+    as_they_are = few and kind(kernel) is not None and needs_no_rows(kernel.orthonormalize, x, raw)
+    inverse = inverse_gram(raw.detach().flatten(0, 1)) if as_they_are else None
+    by = partial(kernel.factors, reflects=few, orthonormal=inverse is None)
+    bases, *dense = source[0].parts(by, source[1])
+    inverses = repeat(None) if inverse is None else inverse.unflatten(0, raw.shape[:2]).unbind(1)
+    spans: Iterator[Span] = zip(bases.unbind(1), inverses, strict=False)
+    if dense:
+        apply_dense = partial(convolve_tiles, kernel=dense[0])
+    else:
+        p, q = next(spans), next(spans)
+        apply_dense = partial(reflect, spans=(q, p) if kernel.dense_first else (p, q), out=g.group_out)
+    axes = [list(islice(spans, k - 1)) for k in kernel.plan.bcop_size]
     grouped = x.reshape(-1, g.groups, g.group_in, *x.shape[-g.dims :])
-    y = apply_in_turn(grouped, dense, axes, kernel.dense_first, g.dilation, pad_axis)
+    y = apply_in_turn(grouped, apply_dense, axes, kernel.dense_first, g.dilation, pad_axis)
+    y = y if source[0].lipschitz == 1 else source[0].lipschitz * y
     return _add_bias(layer, standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:])))
+
+
+def _are_few(pixels: int, kernel: OrthogonalKernel) -> bool:
+    """Whether bases are better applied to the images as they are than made orthonormal and multiplied."""
+    return kernel.channels >= FEWEST_FOR_SPANS and 0 < pixels <= MOST_FOR_SPANS * kernel.channels
 
 
 # ── one axis of the weight after the other ──

@@ -2,7 +2,7 @@
 
 Along one axis of an image, `P + (I − P) z` is `y_p = x_{p+d} + P (x_p − x_{p+d})` for dilation d. With a basis M of the
 projector (`P = MᵀM`, orthonormal rows) that takes two thin products for each pixel. Differences are taken of the
-coordinates `Mx`, which are half as many as the channels.
+coordinates `Mx`, which are half as many as the channels. A rotation `(I − 2P)(I − 2Q)` is two reflections `x − 2Px`.
 
 Note [Layout]
 The axis comes first, then the batch and all other axes: a shift along the axis is a slice, and each product is one for
@@ -15,13 +15,18 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from orthogonium.linalg.in_turn import project
+
+Span = tuple[Tensor, Tensor | None]  # of rows (g, r, c): orthonormal, or with their inverse Gram matrices (g, r, r)
 
 
 def apply_in_turn(
     x: Tensor,  # (n, g, in, *sizes)
-    dense: Tensor,  # (g, out, in, *tile)
-    axes: Sequence[Tensor],  # (g, count, r, c) for each axis
+    dense: Callable[[Tensor], Tensor],  # (n, g, …) → (n, g, …)
+    axes: Sequence[Sequence[Span]],
     dense_first: bool,
     dilation: Sequence[int],
     pad: Callable[[Tensor, int], Tensor],
@@ -32,27 +37,39 @@ def apply_in_turn(
     """
     order = list(enumerate(axes))
     if dense_first:
-        x = convolve_tiles(x, dense)
+        x = dense(x)
         order.reverse()
-    for axis, stacked in order:
-        bases = stacked.unbind(1)
+    for axis, spans in order:
         x = pad(x.movedim((1, 2, 3 + axis), (0, 1, 2)), axis)  # Note [Layout]
-        x = apply_factors(bases[::-1] if dense_first else bases, x, dilation[axis])
+        x = apply_factors(spans[::-1] if dense_first else spans, x, dilation[axis])
         x = x.movedim((0, 1, 2), (1, 2, 3 + axis))
-    return x if dense_first else convolve_tiles(x, dense)
+    return x if dense_first else dense(x)
 
 
-def apply_factors(bases: Sequence[Tensor], x: Tensor, dilation: int) -> Tensor:  # (g, r, c), (g, c, L, …)
+def apply_factors(spans: Sequence[Span], x: Tensor, dilation: int) -> Tensor:  # (g, c, L, …)
     """Apply the factors of one axis in the given order: each removes `dilation` pixels."""
-    if not bases:
+    if not spans:
         return x
     others = x.shape[3:]
     shift = dilation * math.prod(others)
     x = x.flatten(2)
-    for u in bases:
-        coordinates = torch.bmm(u, x)
-        x = torch.baddbmm(x[..., shift:], u.mT, coordinates[..., :-shift] - coordinates[..., shift:])
+    for rows, inverse in spans:
+        if inverse is None:
+            coordinates = torch.bmm(rows, x)
+            x = torch.baddbmm(x[..., shift:], rows.mT, coordinates[..., :-shift] - coordinates[..., shift:])
+        else:
+            x = x[..., shift:] + project(x[..., :-shift] - x[..., shift:], rows, inverse)
     return x.unflatten(2, (-1, *others))
+
+
+def reflect(x: Tensor, spans: Sequence[Span], out: int) -> Tensor:  # (n, g, in, *sizes) → (n, g, out, *sizes)
+    """`x − 2Px` for one projector after the other, from and to the first channels of a space."""
+    shape, channels = x.shape, spans[0][0].shape[2]
+    x = x.movedim((1, 2), (0, 1)).flatten(2)
+    x = F.pad(x, (0, 0, 0, channels - x.shape[1])) if x.shape[1] < channels else x
+    for rows, inverse in spans:
+        x = torch.sub(x, project(x, rows, inverse), alpha=2)
+    return x[:, :out].unflatten(2, (shape[0], *shape[3:])).movedim((0, 1), (1, 2))
 
 
 def convolve_tiles(x: Tensor, kernel: Tensor) -> Tensor:  # (n, g, c, *sizes), (g, m, c, *k) → (n, g, m, *(sizes / k))

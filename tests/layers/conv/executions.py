@@ -39,10 +39,16 @@ def go_along_axes(monkeypatch):
     monkeypatch.setattr(execution, "FEWEST_CHANNELS", 10**9)
 
 
-def count_in_turn(monkeypatch, channels=1, pixels=execution.MOST_PIXELS):
-    """Allow factors in turn for few channels (and many pixels); returns the list of constraints that have done so."""
+def count_in_turn(monkeypatch, channels=1, pixels=execution.MOST_PIXELS, spans=False):
+    """Allow factors in turn for few channels (and many pixels); returns the list of constraints that have done so.
+
+    With `spans`, by bases as they are, for any number of pixels that factors may be applied to.
+    """
     monkeypatch.setattr(execution, "FEWEST_CHANNELS", channels)
     monkeypatch.setattr(execution, "MOST_PIXELS", pixels)
+    if spans:
+        monkeypatch.setattr(execution, "FEWEST_FOR_SPANS", channels)
+        monkeypatch.setattr(execution, "MOST_FOR_SPANS", 10**4)
     calls, parts = [], Constraint.parts
 
     def spy(self, *arguments):

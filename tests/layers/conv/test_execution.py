@@ -14,7 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.errors import ShapeError
 from orthogonium.layers.conv import aoc, execution
+from orthogonium.linalg import CHOLESKY_ORTHO_PARAMS, DEFAULT_ORTHO_PARAMS, QR_ORTHO_PARAMS, in_turn
 from tests.layers.conv.executions import BORDERS, count_in_turn, make, with_border
+from tests.tf32 import tf32_allowed
 
 CHANNELS = [(8, 8, 1), (16, 16, 2), (8, 6, 1), (24, 16, 2), (12, 15, 1), (3, 3, 3)]
 KERNELS = {2: [(3, 3), (2, 4), (5, 2)], 3: [(3, 3, 3), (2, 4, 3), (3, 1, 3)]}
@@ -29,10 +31,10 @@ STRIDED = [  # channels, kernel, stride
 ]
 
 
-@pytest.fixture(autouse=True)
-def calls(monkeypatch):
+@pytest.fixture(autouse=True, params=[False, True], ids=["orthonormal", "spans"])
+def calls(monkeypatch, request):
     """The constraints whose factors were applied in turn, with any number of channels."""
-    return count_in_turn(monkeypatch)
+    return count_in_turn(monkeypatch, spans=request.param)
 
 
 def flops(function):
@@ -72,6 +74,66 @@ def test_kernels_that_take_as_many_products_as_their_factors(channels, kernel, b
         assert_same_as_with_the_weight(layer, (1, channels[0], 4, 4), calls)
         many = torch.randn(6, channels[0], 4, 4, dtype=torch.float64)
         assert execution.select_execution(layer, many).name == "padded"
+
+
+@pytest.fixture
+def projected(monkeypatch):
+    """A list that grows with each projection by a basis as it is."""
+    found, compute = [], in_turn._Projected.compute
+    monkeypatch.setattr(in_turn._Projected, "compute", staticmethod(lambda *args: found.append(1) or compute(*args)))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*the only orthogonal kernels are shifts")
+@pytest.mark.parametrize("border", [*BORDERS[:3], (1, "zeros")], ids=str)
+@pytest.mark.parametrize("channels", [(8, 8, 1), (16, 16, 2), (9, 9, 1), (3, 3, 3)], ids=str)
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("calls", [True], indirect=True)
+def test_rotations_as_reflections(dims, channels, border, calls, projected):
+    padding, mode = border
+    for lipschitz in (1.0, 2.5):
+        layer = make(channels, (1,) * dims, padding=padding, padding_mode=mode, lipschitz=lipschitz)
+        with torch.no_grad():
+            layer.parametrizations.weight.original0.mul_(3).add_(0.1)
+        assert_same_as_with_the_weight(layer, (2, channels[0], *SIZES[dims + 1][:dims]), calls)
+    assert len(projected) == 4
+    strided = make(channels, (1,) * dims, stride=2)  # leaves out pixels
+    strided(torch.randn(2, channels[0], *[4] * dims, dtype=torch.float64))
+    assert not calls
+
+
+def _make_rows_alike(chain):
+    rows = chain.original0.data
+    rows[..., 0, :] = rows[..., 1, :] + 1e-3 * rows[..., 0, :]
+
+
+def _hook(chain):
+    chain[0].kernel.orthonormalize.register_forward_hook(lambda module, inputs, rows: rows.flip(-1))
+
+
+@pytest.mark.parametrize(
+    "params,alter,context,as_they_are",
+    [
+        (DEFAULT_ORTHO_PARAMS, None, nullcontext, True),
+        (DEFAULT_ORTHO_PARAMS, _make_rows_alike, nullcontext, False),
+        (DEFAULT_ORTHO_PARAMS, _hook, nullcontext, False),
+        (DEFAULT_ORTHO_PARAMS, None, tf32_allowed, False),
+        (QR_ORTHO_PARAMS, None, nullcontext, False),
+        (CHOLESKY_ORTHO_PARAMS, None, nullcontext, False),
+    ],
+)
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("calls", [True], indirect=True)
+def test_bases_that_must_be_made_orthonormal(kernel, params, alter, context, as_they_are, calls, projected):
+    layer = make((8, 8, 1), (kernel, kernel), torch.float32, ortho_params=params)
+    if alter is not None:
+        alter(layer.parametrizations.weight)
+    x = torch.randn(2, 8, 4, 4)
+    with context():
+        y = layer(x)
+    assert len(calls) == 1 and len(projected) == as_they_are * (2 if kernel == 1 else 6)
+    with parametrize.cached():
+        torch.testing.assert_close(y, layer(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("border", BORDERS, ids=str)
@@ -163,9 +225,10 @@ def test_the_weight_is_kept_in_eval(calls):
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
-def test_gradient_penalty(mode, calls):
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 3), (1, 1)])
+def test_gradient_penalty(kernel, mode, calls):
     """Gradients of a function of gradients."""
-    layer = make((8, 8, 1), (3, 3), padding_mode=mode)
+    layer = make((8, 8, 1), kernel, padding_mode=mode)
     x = torch.randn(2, 8, 4, 4, dtype=torch.float64, requires_grad=True)
     results = []
     for context in (nullcontext, parametrize.cached):
@@ -173,7 +236,7 @@ def test_gradient_penalty(mode, calls):
             y = layer(x)
         (slope,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
         results.append((slope, *torch.autograd.grad(slope.square().sum() + y.sum(), [x, *layer.parameters()])))
-    assert len(calls) == 1
+    assert len(calls) == (max(kernel) > 1 or execution.MOST_FOR_SPANS > 1)
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
@@ -190,6 +253,7 @@ def test_activation_checkpoints(use_reentrant, calls):
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("calls", [False], indirect=True)  # gradients of bases as they are contain that of the image
 def test_only_the_gradients_that_are_wanted(calls):
     """Of the image alone (an attack), or of the parameters alone (a first layer): fewer flops than for both."""
     layer = make((8, 8, 1), (3, 3))
