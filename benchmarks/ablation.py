@@ -8,8 +8,14 @@ turns.
 import time
 from unittest import mock
 
+import torch
+from torch import nn
+
 from benchmarks.network import evaluation, training
 from benchmarks.side_by_side import chosen_device, table, timed, use_device
+
+LEAST_ROUNDS, MOST_ROUNDS = 4, 60
+ENOUGH = 10.0  # seconds for the rounds of a row, but for the least of them
 
 
 def plainly(function, *inputs):
@@ -19,9 +25,6 @@ def plainly(function, *inputs):
 
 def small(kind: str, mode: str, batch: int):
     """A training step of eight 3×3 layers of 64 channels on 8×8 pixels."""
-    import torch
-    from torch import nn
-
     from orthogonium.layers import AdaptiveOrthoConv2d
 
     model = nn.Sequential(*(AdaptiveOrthoConv2d(64, 64, 3, padding=1, padding_mode=mode) for _ in range(8)))
@@ -36,9 +39,6 @@ def small(kind: str, mode: str, batch: int):
 
 def whole_image(kind: str, mode: str, batch: int):
     """A training step of two layers of 16 channels on 16×16 pixels, with kernels as large."""
-    import torch
-    from torch import nn
-
     from orthogonium.layers import CayleyConv2d
 
     model = nn.Sequential(*(CayleyConv2d(16, 16, 3, padding_mode=mode, image_size=16) for _ in range(2)))
@@ -51,27 +51,27 @@ def whole_image(kind: str, mode: str, batch: int):
     return run
 
 
+SWITCHES = {  # path → what is replaced, and by what
+    "along axes": ("orthogonium.layers.conv.execution.FEWEST_ALONG_AXES", 10**9),
+    "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
+    "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
+    "memcmp": ("orthogonium.layers.eval_cache.same_values", torch.equal),
+    "wrap": ("orthogonium.layers.conv.padding.has_values", lambda *tensors: False),
+    "gram schmidt": ("orthogonium.linalg.triangular.evaluate", plainly),
+    "three taps": ("orthogonium.methods.bcop.composition.evaluate", plainly),
+    "gram": ("orthogonium.kernels.fourier.evaluate", plainly),
+}
+
+
 def without(path: str | None, job: str, **arguments):
     """The job, with one path switched off during each of its calls."""
-    import torch
-
-    switches = {
-        "along axes": ("orthogonium.layers.conv.execution.FEWEST_ALONG_AXES", 10**9),
-        "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
-        "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
-        "memcmp": ("orthogonium.layers.eval_cache.same_values", torch.equal),
-        "wrap": ("orthogonium.layers.conv.padding.has_values", lambda x: False),
-        "gram schmidt": ("orthogonium.linalg.triangular.evaluate", plainly),
-        "three taps": ("orthogonium.methods.bcop.composition.evaluate", plainly),
-        "gram": ("orthogonium.kernels.fourier.evaluate", plainly),
-    }
     jobs = {"training": training, "small network": small, "evaluation": evaluation, "whole images": whole_image}
     run = jobs[job](**arguments)
     if path is None:
         return run
 
     def switched():
-        with mock.patch(*switches[path]):
+        with mock.patch(*SWITCHES[path]):
             run()
 
     return switched
@@ -90,10 +90,12 @@ ROWS = [  # what it is, switch, job, kind of network, padding, batch
 ]
 
 
-def fastest(jobs: dict, rounds: int) -> dict[str, float]:
-    """Seconds of the fastest call of each job."""
+def fastest(jobs: dict) -> dict[str, float]:
+    """Seconds of the fastest call of each job, in as many rounds as there is time for."""
     best = dict.fromkeys(jobs, float("inf"))
-    for _ in range(rounds):
+    start, rounds = time.monotonic(), 0
+    while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.monotonic() - start < ENOUGH):
+        rounds += 1
         for name, job in jobs.items():
             begin = time.thread_time()
             elapsed, _ = timed(job, chosen_device())
@@ -102,8 +104,6 @@ def fastest(jobs: dict, rounds: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    import torch
-
     torch.set_num_threads(1)
     use_device(chosen_device())
     rows = []
@@ -111,7 +111,7 @@ if __name__ == "__main__":
         jobs = {
             key: without(p, job, kind=kind, mode=mode, batch=batch) for key, p in (("with", None), ("without", path))
         }
-        times = fastest(jobs, 4 if job == "training" else 60)
+        times = fastest(jobs)
         cost = f"{times['without'] / times['with'] - 1:+.0%}"
         rows.append([name, job, batch, mode, *(f"{1e3 * times[k]:.0f} ms" for k in ("with", "without")), cost])
     table(["", "", "batch", "padding", "with", "without", "time without it"], rows)

@@ -2,7 +2,8 @@
 
 Run with `.venv/bin/python -m benchmarks.imagenet_size` (or with the names of some models). A training step (forward,
 backward and Adam) is timed at batch 4 and at batch 8. The difference is what four images cost; what is left of the
-first is fixed: the building of constrained weights, and the optimizer.
+first is fixed: the building of constrained weights, and the optimizer. With `OMP_NUM_THREADS=1`, times are those of the
+processor, which other processes hardly change.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ ROUNDS = 5
 LONG = 20.0  # seconds that the calls for one model may take, but for one of each
 
 
-def fastest(steps: list[Callable[[], None]]) -> list[float]:
+def fastest(steps: list[Callable[[], None]], clock: Callable[[], float]) -> list[float]:
     """Seconds of the fastest of some calls of each, in turns, after one that warms up; of fewer if they take long."""
     begin, rounds = time.perf_counter(), []
     while len(rounds) <= ROUNDS and (len(rounds) < 2 or time.perf_counter() - begin < LONG):
         rounds.append([])
         for step in steps:
-            start = time.perf_counter()
+            start = clock()
             step()
-            rounds[-1].append(time.perf_counter() - start)
+            rounds[-1].append(clock() - start)
     return [min(times) for times in zip(*rounds[1:], strict=True)]
 
 
@@ -53,7 +54,8 @@ def measure(name: str) -> None:
         return run
 
     count = sum(p.numel() for p in model.parameters())
-    print(count, *fastest([step(BATCH), step(2 * BATCH)]))
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    print(count, *fastest([step(BATCH), step(2 * BATCH)], clock))
 
 
 def main() -> None:

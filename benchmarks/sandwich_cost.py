@@ -1,7 +1,8 @@
 """Cost of a sandwich convolution on explicit kernels against the original in the Fourier domain, side by side.
 
 The original solves a linear system per frequency of the image at every call; the explicit kernel is built once per
-step (once in eval), whatever the image. Prints a markdown table; each cell is the median over interleaved runs.
+step (once in eval), whatever the image. Prints a markdown table; each cell is the median over interleaved runs, which
+end after `LONG`.
 
     python -m benchmarks.sandwich_cost [--channels 32] [--batch 1] [--repeats 3] [--threads 1] [--sizes 32 64 224]
 """
@@ -15,6 +16,8 @@ import torch
 from benchmarks.side_by_side import chosen_device, timed, use_device
 from orthogonium.layers.conv.sandwich import SandwichConv2d
 from orthogonium.legacy import SandwichConv
+
+LONG = 1e4  # milliseconds
 
 
 def step(layer, x):
@@ -49,7 +52,7 @@ def main():
 
     command = " ".join(["python -m benchmarks.sandwich_cost", *sys.argv[1:]])
     print(f"`{command}` (torch {torch.__version__}, {options.threads} thread(s), float32)\n")
-    print(f"Sandwich {c}→{c}, 3×3, batch {options.batch}; median of {options.repeats} runs in ms\n")
+    print(f"Sandwich {c}→{c}, 3×3, batch {options.batch}; median of up to {options.repeats} runs in ms\n")
     print("| image | step, explicit | step, Fourier | ratio | inference, explicit | inference, Fourier | ratio |")
     print("|---|---|---|---|---|---|---|")
     for size in options.sizes:
@@ -60,7 +63,8 @@ def main():
             times = {ours: [], original: []}
             for _ in range(options.repeats):
                 for layer, found in times.items():
-                    found.append(milliseconds(run, layer, x))
+                    if sum(found) < LONG:
+                        found.append(milliseconds(run, layer, x))
             a, b = (statistics.median(found) for found in times.values())
             cells += [f"{a:.1f}", f"{b:.1f}", f"{b / a:.1f}×"]
         print(f"| {size}² | {' | '.join(cells)} |", flush=True)

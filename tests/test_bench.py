@@ -1,6 +1,7 @@
 """`make bench`: every table has its place in the README, and what it replaces is that alone."""
 
 import importlib
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,14 @@ def test_every_table_has_its_place(name):
 def test_a_table_without_a_place_is_told():
     with pytest.raises(SystemExit, match="has no place for the table 'nosuch'"):
         bench.marked(bench.README.read_text(encoding="utf-8"), "nosuch", "")
+
+
+def test_every_path_can_be_switched_off():
+    ablation = importlib.import_module("benchmarks.ablation")
+    assert ablation.SWITCHES.keys() == {path for _, path, *_ in ablation.ROWS}
+    for replaced, by in ablation.SWITCHES.values():
+        with mock.patch(replaced, by):  # refuses what does not exist
+            pass
 
 
 def test_rows_in_which_we_are_behind_say_so():

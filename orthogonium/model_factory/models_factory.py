@@ -22,7 +22,7 @@ from orthogonium.models.lip_vgg import lip_vgg as LipVGG
 from orthogonium.models.patch_based_cnn import patch_based_cnn as PatchBasedCNN
 from orthogonium.models.patch_based_cnn import patch_based_expanded_cnn as PatchBasedExapandedCNN
 from orthogonium.models.published import AVG_POOL, BATCH_CENTERING, L2_POOL, MAXMIN, UNIT_NORM, ZERO_PADDED_CONV
-from orthogonium.models.sllxbcop_resnet50 import sllxbcop_resnet50 as SLLxBCOPResNet50
+from orthogonium.models.sllxbcop_resnet50 import published_resnet50 as SLLxBCOPResNet50
 from orthogonium.models.staged_cnn import large_staged_cnn as LargeStagedCNN
 from orthogonium.models.staged_cnn import staged_cnn as StagedCNN
 

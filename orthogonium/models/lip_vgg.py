@@ -13,6 +13,7 @@ from torch import nn
 from orthogonium.errors import ParameterError
 from orthogonium.models.network_parts import Factory, check_image, halved
 from orthogonium.models.published import (
+    L2_POOL,
     LAYER_CENTERING,
     MAXMIN,
     ORTHOGONAL_NO_BIAS,
@@ -32,7 +33,7 @@ _CONVOLUTIONS = (
 )
 
 
-@register(image_shape=(3, 224, 224), n_classes=1000)
+@register(image_shape=(3, 224, 224), n_classes=1000, large={"pool": L2_POOL})
 def lip_vgg(
     img_shape: Sequence[int] = (3, 224, 224),
     n_classes: int = 1000,
@@ -43,6 +44,7 @@ def lip_vgg(
     *,
     base_width: int = 64,
     hidden: int = 4096,
+    pool: Factory | None = None,
 ) -> nn.Module:
     """Plain network for ImageNet with the widths of VGG-16: 13 convolutions and 3 dense layers.
 
@@ -55,6 +57,8 @@ def lip_vgg(
         norm: a class that is called with the number of channels, or without arguments if it needs none; or None.
         base_width: channels of the first convolution; the last have 8 times as many.
         hidden: outputs of the two dense layers before the head.
+        pool: a class that is called with `kernel_size`, the size of the last images, or None. Without it, the first
+            dense layer of a network for 224×224 pixels has 25088 × 4096 weights, which each step makes orthogonal.
     """
     channels, height, width = check_image("lip_vgg", img_shape, n_classes)
     if min(height, width) <= 16:
@@ -67,8 +71,8 @@ def lip_vgg(
         layers += parts.unit(channels, base_width * multiple, 3, stride)
         channels = base_width * multiple
     layers.append(parts.convolution(channels, channels, 3, stride=2))
-    flatten, features = pool_and_flatten(None, channels, halved(height, 5), halved(width, 5))
-    layers += flatten
+    pooling, features = pool_and_flatten(pool, channels, halved(height, 5), halved(width, 5))
+    layers += pooling
     for _ in range(2):
         layers += [lin(features, hidden), act(), *parts.centering(hidden)]
         features = hidden

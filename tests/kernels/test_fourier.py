@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from orthogonium.kernels import adjoint, block_conv
 from orthogonium.kernels.fourier import gram, hermitian_taps, kernel_of, product, symbol
@@ -29,6 +30,29 @@ def test_gram_is_the_autocorrelation(sizes):
     expected = block_conv(adjoint(kernel[0]), kernel[0])  # (3, 3, *grid)
     flat = expected.flatten(2).permute(2, 0, 1)
     torch.testing.assert_close(half[:, 0], flat[len(flat) // 2 :])
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1.0, 1e-4), (1e-4, 1.0), (0.0, 1.0)])
+def test_gram_of_parts_of_unequal_size(scales):
+    """Whichever part is larger, nothing cancels; in float32, to a few roundings of the norm."""
+    torch.manual_seed(0)
+    x = torch.complex(*(s * torch.randn(3, 2, 8, 24, dtype=torch.float64) for s in scales))
+    real, imaginary = gram((x.real.float(), x.imag.float()))
+    expected = x @ x.mH
+    error = torch.complex(real.double(), imaginary.double()) - expected
+    assert error.abs().max() < 1e-6 * expected.abs().max()
+
+
+def test_gram_takes_two_products():
+    """And its derivative three."""
+    real, imaginary = (torch.randn(13, 1, 8, 16).requires_grad_() for _ in range(2))
+    one = 13 * 2 * 8 * 8 * 16
+    with FlopCounterMode(display=False) as counter:
+        both = torch.stack(gram((real, imaginary)))
+    assert counter.get_total_flops() == 2 * one
+    with FlopCounterMode(display=False) as counter:
+        both.backward(torch.randn_like(both))
+    assert counter.get_total_flops() == 3 * one
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 2)])
