@@ -55,9 +55,8 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
             parameters=sum(p.numel() for p in classifier.model.parameters() if p.requires_grad),
             layers=layer_counts(classifier.model),
         )
-        batch = next(iter(data.train_dataloader()))
-        seconds = step_seconds(classifier, batch, device)
-        found = replace(found, step_seconds=seconds, images_per_second=len(batch[1]) / seconds)
+        seconds = step_seconds(classifier, next(iter(data.train_dataloader())), device)
+        found = replace(found, step_seconds=seconds, images_per_second=recipe.batch_size / seconds)
         del classifier
         trained = fit(
             recipe,
@@ -72,6 +71,7 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
         found = replace(found, memory=peak_memory(device), steps=trained.steps, seconds=trained.seconds)
         network = load_checkpoint(trained.checkpoint, model=model)
         images = unit_pixels(data.test.fetch(torch.arange(len(data.test))))
+        images = images.double() if recipe.precision == "64" else images
         found = replace(found, history=tuple(trained.history))
         return _evaluated(found, network.model, images, data, recipe, folder, attacked)
     except DivergenceError as error:

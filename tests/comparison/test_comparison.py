@@ -20,6 +20,7 @@ from orthogonium.methods import METHODS
 from orthogonium.models import create_model
 from orthogonium.report.scatter import Point, pareto_front, scatter_chart
 from orthogonium.training import LipschitzClassifier
+from orthogonium.training.fitting import load_data
 
 SMALL = base_recipe("digits").replace(
     epochs=1, model_options={"widths": [8], "depth": 2, "hidden": [], "padding_mode": "circular"}, eps=[0.1, 0.5]
@@ -168,6 +169,34 @@ def test_step_time_is_measured_on_a_copy():
     before = [p.clone() for p in classifier.parameters()]
     seconds = step_seconds(classifier, (torch.rand(4, 1, 8, 8), torch.arange(4)), torch.device("cpu"))
     assert seconds > 0 and all(torch.equal(p, q) for p, q in zip(before, classifier.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, [(8, torch.float32, False)]),
+        ({"accumulate": 4}, 4 * [(2, torch.float32, False)]),
+        ({"precision": "64"}, [(8, torch.float64, False)]),
+        ({"precision": "bf16-mixed", "clip_norm": 1.0}, [(8, torch.float32, True)]),
+    ],
+)
+def test_the_step_that_is_timed_is_that_of_the_recipe(changes, passes):
+    recipe = SMALL.replace(batch_size=8, **changes)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    met = []
+    network.register_forward_pre_hook(
+        lambda module, args: met.append((len(args[0]), args[0].dtype, torch.is_autocast_enabled("cpu")))
+    )
+    classifier = LipschitzClassifier(recipe, network)
+    part = load_data(recipe).train_dataloader()
+    step_seconds(classifier, next(iter(part)), torch.device("cpu"))
+    assert len(met) % len(passes) == 0 and met == len(met) // len(passes) * passes
+    assert len(met) // len(passes) >= 4
+
+
+def test_a_run_in_float64_is_evaluated_in_float64(tmp_path):
+    result = run(AOC, AOC.recipe(SMALL.replace(precision="64"), 0), tmp_path, 10, "cpu")
+    assert result.is_finished and abs(result.sigma_max - 1) < 1e-12
 
 
 def test_peak_memory_is_at_least_what_is_held():
