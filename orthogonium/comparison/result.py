@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from orthogonium.comparison.plan import write_json
 
+ONE = 1 + 1e-3  # largest constant that is called 1: rounding is far below
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -29,7 +31,7 @@ class RunResult:
         memory: peak of the resident memory of the process while it trained, in bytes.
         memory_before: memory of the process before there was a network: Python, torch and the data.
         sigma_min: smallest singular value of any layer; None if that of some layer is not known.
-        sigma_max: largest singular value of any layer.
+        sigma_max: largest singular value of any layer; None if that of some layer is not known.
         bound: proved Lipschitz constant of the network.
         bound_reason: why there is no bound.
         accuracy: on all test inputs.

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orthogonium.comparison.contestant import Contestant
-from orthogonium.comparison.result import RunResult
+from orthogonium.comparison.result import ONE, RunResult
 from orthogonium.report.sections import radius_text
-
-_ONE = 1 + 1e-3  # largest constant that is called 1: rounding is far below
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Row:
     @property
     def history_is_proved(self) -> bool:
         """Whether the certified accuracies of its histories, which assume a 1-Lipschitz network, are true."""
-        return bool(self.finished) and all(r.bound is not None and r.bound <= _ONE for r in self.finished)
+        return bool(self.finished) and all(r.bound is not None and r.bound <= ONE for r in self.finished)
 
     @property
     def remarks(self) -> list[str]:
@@ -113,7 +111,7 @@ class Row:
         if unproved:
             found.append(f"No Lipschitz constant is proved, so nothing is certified: {unproved[0]}")
         largest = max((r.bound for r in self.finished if r.bound is not None), default=0.0)
-        if largest > _ONE:
+        if largest > ONE:
             found.append(f"Not 1-Lipschitz: the proved constant, by which radii are divided, is {_short(largest)}.")
         layers = next((result.layers for result in self.results if result.layers), {})
         if len(layers) > 1:

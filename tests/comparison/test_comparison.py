@@ -21,6 +21,7 @@ from orthogonium.models import create_model
 from orthogonium.report.scatter import Point, pareto_front, scatter_chart
 from orthogonium.training import LipschitzClassifier
 from orthogonium.training.fitting import load_data
+from orthogonium.training.run_folder import RunFolder
 
 SMALL = base_recipe("digits").replace(
     epochs=1, model_options={"widths": [8], "depth": 2, "hidden": [], "padding_mode": "circular"}, eps=[0.1, 0.5]
@@ -197,6 +198,30 @@ def test_the_step_that_is_timed_is_that_of_the_recipe(changes, passes):
 def test_a_run_in_float64_is_evaluated_in_float64(tmp_path):
     result = run(AOC, AOC.recipe(SMALL.replace(precision="64"), 0), tmp_path, 10, "cpu")
     assert result.is_finished and abs(result.sigma_max - 1) < 1e-12
+
+
+def test_singular_values_are_those_of_layers_with_their_factors(tmp_path):
+    """The weight of this layer is not what it applies."""
+    result = run(Contestant.conv("tests.comparison.entrants:Tripled"), SMALL, tmp_path, 10, "cpu")
+    assert result.sigma_max == pytest.approx(result.bound, rel=1e-5)  # the other layers are orthogonal
+    assert result.sigma_min is None
+
+
+def test_all_contestants_meet_the_same_attack(tmp_path):
+    """A layer that merely keeps the certificate away changes nothing in what is left under attack."""
+    plain, opaque = (
+        run(Contestant.conv(f"tests.comparison.entrants:{name}"), SMALL, tmp_path / name, 60, "cpu")
+        for name in ("Plain", "Opaque")
+    )
+    assert plain.bound is not None and opaque.bound is None and plain.accuracy == opaque.accuracy
+    assert plain.attacked == opaque.attacked and plain.attacked_inputs == opaque.attacked_inputs == 60
+
+
+def test_reports_of_runs_show_no_certified_accuracy_that_assumes_another_constant(tmp_path):
+    result = run(Contestant.conv("tests.comparison.entrants:Tripled"), SMALL, tmp_path, 10, "cpu")
+    assert any("val_certified@0.1" in row for row in result.history)
+    page = RunFolder(tmp_path).report.read_text(encoding="utf-8")
+    assert "Training, accuracy. At the end training accuracy" in page and "; certified at" not in page
 
 
 def test_peak_memory_is_at_least_what_is_held():
