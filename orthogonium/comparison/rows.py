@@ -81,6 +81,14 @@ class Row:
             found[f"attacked@{radius_text(e)}"] = self.spread(lambda r, i=i: at(r.attacked, i))  # type: ignore[misc]
         return found
 
+    def extreme(
+        self, value: Callable[[RunResult], float | None], choose: Callable[[list[float]], float]
+    ) -> float | None:
+        """The largest or smallest value of the finished runs, a limit that all keep; None if one of them has none."""
+        found = [value(result) for result in self.finished]
+        known = [v for v in found if v is not None]
+        return choose(known) if known and len(known) == len(found) else None
+
     @property
     def history_is_proved(self) -> bool:
         """Whether the certified accuracies of its histories, which assume a 1-Lipschitz network, are true."""

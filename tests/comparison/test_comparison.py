@@ -138,6 +138,26 @@ def test_the_page_and_the_tables_show_what_the_rows_say(tmp_path):
     assert rows["soc"]["accuracy"] is None and rows["aoc"]["certified@0.5"]["mean"] == pytest.approx(0.3)
 
 
+def test_what_the_page_calls_limits_holds_for_each_run(tmp_path):
+    results = {
+        (AOC, 0): finished(0, (0.5, 0.2), bound=1.0, sigma_min=0.9, sigma_max=1.0),
+        (AOC, 1): finished(1, (0.1, 0.0), bound=20.0, sigma_min=0.1, sigma_max=3.0),
+    }
+    folder = ComparisonFolder(tmp_path)
+    Comparison.of(Plan(SMALL, (AOC,), seeds=2), results).write(folder)
+    page = folder.report.read_text(encoding="utf-8")
+    assert ">0.1 to 3<" in page and ">20<" in page and ">10.5<" not in page
+
+
+def test_the_chart_says_who_is_not_in_it(tmp_path):
+    plan = Plan(SMALL, (AOC, SOC, Contestant.conv("torch.nn:Conv2d")))
+    results = {(AOC, 0): finished(0, (0.5, 0.2)), (SOC, 0): finished(0, (0.6, 0.2), step_seconds=0.1)}
+    results[plan.contestants[2], 0] = finished(0, None, None, bound_reason="none is known")
+    folder = ComparisonFolder(tmp_path)
+    Comparison.of(plan, results).write(folder)
+    assert "as nothing of theirs is certified: Conv2d." in folder.report.read_text(encoding="utf-8")
+
+
 def test_results_survive_their_file(tmp_path):
     result = finished(3, (0.5, 0.2), history=({"epoch": 1, "train_loss": 0.5},), curve=((0.0, 1.0), (0.9, 0.1)))
     result.write(tmp_path / "result.json")
