@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from orthogonium.attacks import empirical_accuracy
 from orthogonium.certification import AuditReport, RefutedError, TraceError, UnboundedError, audit
 from orthogonium.comparison.contestant import Contestant, layer_counts
+from orthogonium.comparison.identity import code_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds, training_device
 from orthogonium.comparison.result import ONE, RunResult
 from orthogonium.data import ImageDataModule, unit_pixels
@@ -159,10 +160,12 @@ def _with_sigma(found: RunResult, report: AuditReport) -> RunResult:
     )
 
 
-def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str) -> dict[str, Any]:
-    """The contents of `entry.json`."""
+def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str, data: str) -> dict[str, Any]:
+    """The contents of `entry.json`: what to run, and digests of what else it depends on."""
     return {
         "contestant": {"name": contestant.name, "kind": contestant.kind},
+        "data": data,
+        "code": code_digest(contestant),
         "recipe": recipe.to_dict(),
         "attacked": attacked,
         "accelerator": accelerator,

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from orthogonium.comparison import Comparison, Contestant, Plan, Row, RunResult, base_recipe
-from orthogonium.comparison.contest import run
+from orthogonium.comparison.contest import entry, run
 from orthogonium.comparison.contestant import layer_counts
+from orthogonium.comparison.identity import check_same, data_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds
-from orthogonium.comparison.plan import ComparisonFolder
+from orthogonium.comparison.plan import ComparisonFolder, write_json
 from orthogonium.comparison.rows import milliseconds
 from orthogonium.comparison.running import _TRACEBACK, _reason
 from orthogonium.errors import ParameterError
@@ -84,6 +85,26 @@ def test_a_folder_keeps_its_plan(tmp_path):
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ParameterError, match="holds no comparison"):
         ComparisonFolder(tmp_path / "other").begin(Plan(SMALL, (AOC,)))
+
+
+def test_runs_of_other_data_or_code_are_not_continued(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "changing_layers.py"
+    source.write_text("from torch import nn\n\n\nclass Changing(nn.Conv2d):\n    pass\n")
+    contestant = Contestant.conv("changing_layers:Changing")
+    data = load_data(SMALL)
+    before = data_digest(data)
+    assert before == data_digest(load_data(SMALL))
+    file = tmp_path / "entry.json"
+    write_json(file, entry(contestant, SMALL, 10, "cpu", before))
+    check_same(file, entry(contestant, SMALL, 10, "cpu", before))
+    check_same(tmp_path / "none.json", entry(contestant, SMALL, 10, "cpu", before))
+    data.test.labels[3] += 1
+    with pytest.raises(ParameterError, match="other contents of images or labels"):
+        check_same(file, entry(contestant, SMALL, 10, "cpu", data_digest(data)))
+    source.write_text(source.read_text() + "\n    scale = 2\n")
+    with pytest.raises(ParameterError, match="other contents of the file that defines the class"):
+        check_same(file, entry(contestant, SMALL, 10, "cpu", before))
 
 
 def finished(seed, certified, bound=1.0, **changes):
