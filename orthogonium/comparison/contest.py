@@ -29,6 +29,8 @@ from orthogonium.errors import DivergenceError, OrthogoniumError
 from orthogonium.recipes.recipe import Recipe
 from orthogonium.report import evaluate
 from orthogonium.report.curves import refuted, survival_curve
+from orthogonium.report.machine import machine_line
+from orthogonium.report.sections import versions
 from orthogonium.training import LipschitzClassifier, fit, load_checkpoint
 from orthogonium.training.fitting import load_data
 from orthogonium.training.memory import keep_freed_memory
@@ -41,7 +43,7 @@ _CURVE_REACH = 1.5  # times the largest radius
 
 def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, accelerator: str) -> RunResult:
     """Train, or continue, and evaluate. A failure of the network is a result, too."""
-    found = RunResult("failed", recipe.seed, eps=recipe.eps)
+    found = RunResult("failed", recipe.seed, eps=recipe.eps, machine=machine_line(), versions=versions())
     device = training_device(accelerator)
     if device.type == "cpu":
         keep_freed_memory()

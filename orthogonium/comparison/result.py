@@ -44,6 +44,8 @@ class RunResult:
         predicted_classes: number of classes that test inputs are given: 1 says that training collapsed.
         curve: radii, and the accuracy that is proved at each.
         history: a row for each epoch.
+        machine: processor, threads and accelerator of its process.
+        versions: versions of orthogonium, torch and others.
     """
 
     status: Literal["finished", "diverged", "failed"]
@@ -71,6 +73,14 @@ class RunResult:
     predicted_classes: int | None = None
     curve: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     history: tuple[Mapping[str, float], ...] = ()
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def surroundings(self) -> str:
+        """Machine and versions in words; empty where they were not recorded."""
+        named = ", ".join(f"{name} {self.versions[name]}" for name in ("orthogonium", "torch") if name in self.versions)
+        return "; ".join(part for part in (self.machine, named) if part)
 
     @property
     def is_finished(self) -> bool:

@@ -28,11 +28,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant with its runs so far, of `seeds` in all."""
+    """A contestant with its runs so far, of `seeds` in all.
+
+    Attributes:
+        contestant: the contestant.
+        results: its runs.
+        seeds: number of its runs in the end.
+        names_surroundings: whether to remark on what machine and versions it ran, as others ran on other ones.
+    """
 
     contestant: Contestant
     results: tuple[RunResult, ...]
     seeds: int
+    names_surroundings: bool = False
 
     @property
     def name(self) -> str:
@@ -121,6 +129,9 @@ class Row:
         largest = max((r.bound for r in self.finished if r.bound is not None), default=0.0)
         if largest > ONE:
             found.append(f"Not 1-Lipschitz: the proved constant, by which radii are divided, is {_short(largest)}.")
+        if self.names_surroundings:
+            places = dict.fromkeys(result.surroundings for result in self.results if result.surroundings)
+            found.append(f"Not all runs are of one machine and version, which times depend on: {' and '.join(places)}.")
         layers = next((result.layers for result in self.results if result.layers), {})
         if len(layers) > 1:
             found.append("Convolutions: " + ", ".join(f"{count} {name}" for name, count in layers.items()) + ".")

@@ -179,6 +179,14 @@ def test_the_chart_says_who_is_not_in_it(tmp_path):
     assert "as nothing of theirs is certified: Conv2d." in folder.report.read_text(encoding="utf-8")
 
 
+def test_runs_of_several_machines_are_not_compared_in_silence():
+    plan = Plan(SMALL, (AOC, SOC))
+    here, there = finished(0, (0.5, 0.2), machine="A"), finished(0, (0.5, 0.2), machine="B", versions={"torch": "9"})
+    assert Comparison.of(plan, {(AOC, 0): here, (SOC, 0): here}).rows[0].remarks == []
+    rows = Comparison.of(plan, {(AOC, 0): here, (SOC, 0): there}).rows
+    assert rows[0].remarks[0].endswith("depend on: A.") and rows[1].remarks[0].endswith("depend on: B; torch 9.")
+
+
 def test_results_survive_their_file(tmp_path):
     result = finished(3, (0.5, 0.2), history=({"epoch": 1, "train_loss": 0.5},), curve=((0.0, 1.0), (0.9, 0.1)))
     result.write(tmp_path / "result.json")
