@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ from torch import Tensor, nn
 from orthogonium.attacks import empirical_accuracy
 from orthogonium.certification import AuditReport, RefutedError, TraceError, UnboundedError, audit
 from orthogonium.comparison.contestant import Contestant, layer_counts
+from orthogonium.comparison.identity import code_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds, training_device
-from orthogonium.comparison.result import RunResult
+from orthogonium.comparison.result import ONE, RunResult
 from orthogonium.data import ImageDataModule, unit_pixels
 from orthogonium.errors import DivergenceError, OrthogoniumError
 from orthogonium.recipes.recipe import Recipe
 from orthogonium.report import evaluate
-from orthogonium.report.curves import survival_curve
+from orthogonium.report.curves import refuted, survival_curve
+from orthogonium.report.machine import machine_line
+from orthogonium.report.sections import versions
 from orthogonium.training import LipschitzClassifier, fit, load_checkpoint
 from orthogonium.training.fitting import load_data
 from orthogonium.training.memory import keep_freed_memory
@@ -39,7 +43,7 @@ _CURVE_REACH = 1.5  # times the largest radius
 
 def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, accelerator: str) -> RunResult:
     """Train, or continue, and evaluate. A failure of the network is a result, too."""
-    found = RunResult("failed", recipe.seed, eps=recipe.eps)
+    found = RunResult("failed", recipe.seed, eps=recipe.eps, machine=machine_line(), versions=versions())
     device = training_device(accelerator)
     if device.type == "cpu":
         keep_freed_memory()
@@ -55,9 +59,8 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
             parameters=sum(p.numel() for p in classifier.model.parameters() if p.requires_grad),
             layers=layer_counts(classifier.model),
         )
-        batch = next(iter(data.train_dataloader()))
-        seconds = step_seconds(classifier, batch, device)
-        found = replace(found, step_seconds=seconds, images_per_second=len(batch[1]) / seconds)
+        seconds = step_seconds(classifier, next(iter(data.train_dataloader())), device)
+        found = replace(found, step_seconds=seconds, images_per_second=recipe.batch_size / seconds)
         del classifier
         trained = fit(
             recipe,
@@ -72,12 +75,13 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
         found = replace(found, memory=peak_memory(device), steps=trained.steps, seconds=trained.seconds)
         network = load_checkpoint(trained.checkpoint, model=model)
         images = unit_pixels(data.test.fetch(torch.arange(len(data.test))))
+        images = images.double() if recipe.precision == "64" else images
         found = replace(found, history=tuple(trained.history))
         return _evaluated(found, network.model, images, data, recipe, folder, attacked)
     except DivergenceError as error:
         return replace(found, status="diverged", reason=str(error), memory=peak_memory(device))
-    except OrthogoniumError as error:
-        return replace(found, reason=str(error), memory=peak_memory(device))
+    except OrthogoniumError as error:  # of training, or of what came after it, whose memory does not count
+        return replace(found, reason=str(error), memory=found.memory or peak_memory(device))
 
 
 def _evaluated(
@@ -90,57 +94,80 @@ def _evaluated(
     attacked: int,
 ) -> RunResult:
     """Certificates, attack and spectra of the trained network; without a bound, what does not need one."""
-    labels, found = data.test.labels, replace(found, status="finished")
+    labels = data.test.labels
+    index = torch.linspace(0, len(images) - 1, min(attacked, len(images))).round().long()
+    # the same attack for all: that of the report has other radii for each network, and each radius is another try
+    left = empirical_accuracy(model, images[index], labels[index], recipe.eps, seed=recipe.seed)
+    found = replace(found, status="finished", attacked=left.accuracy, attacked_inputs=len(index))
     try:
         full = evaluate(
             model, images, labels, eps=recipe.eps, classes=data.classes, attacked=attacked, seed=recipe.seed
         )
     except (UnboundedError, TraceError, RefutedError) as error:
-        index = torch.linspace(0, len(images) - 1, min(attacked, len(images))).round().long()
         with torch.no_grad():
             predictions = torch.cat([model(part).argmax(1) for part in images.split(500)])
-        curve = empirical_accuracy(model, images[index], labels[index], recipe.eps, seed=recipe.seed)
         return replace(
             _with_sigma(found, audit(model, tuple(images.shape[1:]))),
             bound_reason=" ".join(str(error).split()),
             accuracy=float((predictions == labels).double().mean()),
             predicted_classes=len(predictions.unique()),
-            attacked=curve.accuracy,
-            attacked_inputs=len(index),
         )
     title = f"{folder.parent.name} on {recipe.data}, seed {recipe.seed}"
-    full.write(RunFolder(folder).report, recipe=recipe.to_dict(), history=found.history, title=title)
-    at = [full.curve.eps.index(e) for e in recipe.eps]
+    bound = full.certificates.bound.value
+    history = found.history if bound <= ONE else [_unproved(row) for row in found.history]
+    full.write(RunFolder(folder).report, recipe=recipe.to_dict(), history=history, title=title)
     radii, proved = survival_curve(full.certificates.radii, _CURVE_REACH * max(recipe.eps))
     return replace(
         _with_sigma(found, full.audit),
-        bound=full.certificates.bound.value,
+        bound=bound,
         accuracy=full.certificates.accuracy,
         certified=full.certificates.certified_accuracy,
-        attacked=tuple(full.curve.accuracy[i] for i in at),
         certified_of_attacked=tuple(full.compared.certified_accuracy_at(e) for e in recipe.eps),
-        attacked_inputs=len(full.index),
-        broken=full.broken,
+        broken=max(full.broken, int(refuted(full.compared, left).sum())),
         predicted_classes=len(full.certificates.predictions.unique()),
         curve=(tuple(radii), tuple(proved)),
     )
 
 
+def _unproved(row: Mapping[str, float]) -> dict[str, float]:
+    """A row of the history without certified accuracies, which assume a 1-Lipschitz network."""
+    return {key: value for key, value in row.items() if "certified" not in key}
+
+
 def _with_sigma(found: RunResult, report: AuditReport) -> RunResult:
-    """The result with the smallest and largest singular value of the measured layers filled in."""
-    rows = [row for row in report.rows if row.kind in ("exact", "upper") and row.sigma_max is not None]
-    smallest = [row.sigma_min for row in rows if row.sigma_min is not None]
+    """The result with the smallest and largest singular value of the measured layers filled in.
+
+    A layer may scale what its weight gives: its factors count with the weight. Where the spectrum of some layer could
+    only be estimated, nothing is said of all of them.
+    """
+    if any(row.kind == "estimate" for row in report.rows):
+        return found
+    factors: dict[str, float] = {}
+    for row in report.rows:
+        if row.kind == "constant":
+            factors[row.name] = factors.get(row.name, 1.0) * row.contribution
+    smallest: list[float | None] = []
+    largest: list[float] = []
+    for row in report.rows:
+        if row.kind in ("exact", "upper") and row.sigma_max is not None:
+            factor = factors.get(row.name, 1.0)
+            scales = abs(factor - 1) > ONE - 1
+            smallest.append(None if scales else row.sigma_min)
+            largest.append(row.sigma_max * factor if scales else row.sigma_max)
+    known = [sigma for sigma in smallest if sigma is not None]
     return replace(
         found,
-        sigma_min=min(smallest) if smallest and len(smallest) == len(rows) else None,
-        sigma_max=max((row.sigma_max for row in rows if row.sigma_max is not None), default=None),
+        sigma_min=min(known) if known and len(known) == len(smallest) else None,
+        sigma_max=max(largest, default=None),
     )
 
 
-def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str) -> dict[str, Any]:
-    """The contents of `entry.json`."""
+def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str, data: str) -> dict[str, Any]:
+    """The contents of `entry.json`: what to run, and digests of what else it depends on."""
     return {
         "contestant": {"name": contestant.name, "kind": contestant.kind},
+        "data": data,
+        "code": code_digest(contestant),
         "recipe": recipe.to_dict(),
         "attacked": attacked,
         "accelerator": accelerator,

@@ -46,8 +46,9 @@ class Contestant:
     @classmethod
     def conv(cls, place: str) -> Contestant:
         """A class of any package, imported to check that it exists."""
-        _find_class(place)
-        return cls(place, "conv")
+        found = cls(place, "conv")
+        found.find_class()
+        return found
 
     @property
     def folder(self) -> str:
@@ -64,9 +65,11 @@ class Contestant:
         """The network to train, or None if the recipe describes it completely."""
         if self.kind == "method":
             return None
-        return create_model(
-            recipe.model, image_shape, n_classes, conv=_find_class(self.name), **dict(recipe.model_options)
-        )
+        return create_model(recipe.model, image_shape, n_classes, conv=self.find_class(), **dict(recipe.model_options))
+
+    def find_class(self) -> Callable[..., nn.Module]:
+        """The class that a contestant of kind "conv" names."""
+        return _find_class(self.name)
 
     def check_network(self, model: nn.Module) -> None:
         """Refuse a network without a single convolution of the method: its figures would be those of another method."""

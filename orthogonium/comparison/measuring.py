@@ -7,11 +7,13 @@ import re
 import statistics
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from orthogonium.building import build_once
 from orthogonium.training.classifier import LipschitzClassifier
 
 _MOST_STEPS, _FEWEST_STEPS, _SECONDS = 30, 4, 2.0
@@ -20,23 +22,40 @@ _STATUS = Path("/proc/self/status")
 
 def step_seconds(
     classifier: LipschitzClassifier,
-    batch: tuple[Tensor, Tensor],  # images (n, c, h, w), labels (n,)
+    part: tuple[Tensor, Tensor],  # images (n, c, h, w), labels (n,): what `accumulate` leaves of a batch
     device: torch.device,
 ) -> float:
-    """Median time of a training step: forward, backward and optimizer. The classifier itself is not changed."""
-    classifier = copy.deepcopy(classifier).to(device).train()
-    images, labels = (each.to(device) for each in batch)
+    """Median time of a training step as the recipe has it: all parts of a batch, its precision, and the optimizer.
+
+    The classifier itself is not changed.
+    """
+    recipe = classifier.recipe
+    dtype = torch.float64 if recipe.precision == "64" else torch.float32
+    classifier = copy.deepcopy(classifier).to(device, dtype).train()
+    images, labels = part[0].to(device, dtype), part[1].to(device)
     optimizer = classifier.configure_optimizers()
     times: list[float] = []
     while len(times) < _FEWEST_STEPS or (len(times) < _MOST_STEPS and sum(times) < _SECONDS):
         begin = time.perf_counter()
         optimizer.zero_grad()
-        classifier.training_step((images, labels), 0).backward()
+        with build_once(classifier.model) if recipe.accumulate > 1 else nullcontext():
+            for _ in range(recipe.accumulate):
+                with _precision(recipe.precision, device):
+                    loss = classifier.training_step((images, labels), 0)
+                (loss / recipe.accumulate).backward()
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(classifier.parameters(), recipe.clip_norm)
         optimizer.step()
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         times.append(time.perf_counter() - begin)
     return statistics.median(times[1:])  # the first one allocates
+
+
+def _precision(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """What a forward pass is computed in."""
+    halves = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+    return torch.autocast(device.type, halves[name]) if name in halves else nullcontext()
 
 
 def training_device(accelerator: str) -> torch.device:

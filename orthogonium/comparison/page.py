@@ -98,8 +98,8 @@ def _table(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
                 with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
                 with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}", " MB"),
                 "–" if f["parameters"] is None else f"{f['parameters'].mean:,.0f}",
-                _sigma(f["sigma_min"], f["sigma_max"]),
-                "–" if f["bound"] is None else at_most(f["bound"].mean),
+                _sigma(row.extreme(lambda r: r.sigma_min, min), row.extreme(lambda r: r.sigma_max, max)),
+                "–" if (bound := row.extreme(lambda r: r.bound, max)) is None else at_most(bound),
                 _links(row, folder),
             ]
         )
@@ -139,10 +139,10 @@ def _explanation(plan: Plan, rows: Sequence[Row]) -> str:
     return " ".join(words)
 
 
-def _sigma(low: Spread | None, high: Spread | None) -> str:
+def _sigma(low: float | None, high: float | None) -> str:
     if high is None:
         return "–"
-    return f"{low.mean:.4g} to {high.mean:.4g}" if low is not None else f"≤ {high.mean:.4g}"
+    return f"{low:.4g} to {high:.4g}" if low is not None else f"≤ {high:.4g}"
 
 
 def _links(row: Row, folder: ComparisonFolder) -> str:
@@ -159,12 +159,14 @@ def _links(row: Row, folder: ComparisonFolder) -> str:
 def _compromises(plan: Plan, rows: Sequence[Row]) -> str:
     """Certified accuracy against the time of a step."""
     radius = radius_text(plan.recipe.eps[0])
-    points, labels = [], _labels(rows)
+    points, absent, labels = [], [], _labels(rows)
     for row in rows:
         f = row.figures(plan.recipe.eps)
         proved, time = f[f"certified@{radius}"], f["step_seconds"]
         if proved is not None and time is not None:
             points.append(Point(labels[row.name], 1e3 * time.mean, proved.mean, proved.deviation or 0.0))
+        else:
+            absent.append(labels[row.name])
     if len(points) < 2:
         return ""
     front = ", ".join(p.label for p in pareto_front(points))
@@ -181,7 +183,8 @@ def _compromises(plan: Plan, rows: Sequence[Row]) -> str:
         "compromises",
         "Certified accuracy against time",
         "Each contestant had the same budget; where that is one of time, those that take less of it for a step took "
-        "more steps. Joined by the dashed line: contestants that no other one beats in both.",
+        "more steps. Joined by the dashed line: contestants that no other one beats in both."
+        + (f" Not shown, as nothing of theirs is certified: {', '.join(absent)}." if absent else ""),
         f"<figure>{''.join(charts)}</figure>",
     )
 
@@ -196,7 +199,7 @@ def _certified_curves(rows: Sequence[Row]) -> str:
     """Certified accuracy against the radius, of the first finished run of each contestant."""
     lines, labels = [], _labels(rows)
     for style, row in enumerate(rows):
-        curve = next((result.curve for result in row.finished if result.curve is not None), None)
+        curve = row.finished[0].curve if row.finished else None
         if curve is not None:
             lines.append(Series(labels[row.name], *curve, style))
     if not lines:
@@ -210,7 +213,7 @@ def _certified_curves(rows: Sequence[Row]) -> str:
         y_label="certified accuracy",
         percent=True,
     )
-    return section("radii", "Certified accuracy against the radius", "Of the first seed.", chart)
+    return section("radii", "Certified accuracy against the radius", "Of the first run that ended.", chart)
 
 
 def _training_curves(plan: Plan, rows: Sequence[Row]) -> str:
@@ -240,7 +243,7 @@ def _training_curves(plan: Plan, rows: Sequence[Row]) -> str:
     return section(
         "training",
         "Training",
-        f"Of the first seed, on {where}. Certified accuracy is shown where the network turned out to be 1-Lipschitz.",
+        f"Of the first run that ended, on {where}. Certified accuracy is shown where the network is 1-Lipschitz.",
         f'{names}<div class="pair">{"".join(figures)}</div>',
     )
 

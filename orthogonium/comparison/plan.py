@@ -134,6 +134,10 @@ class ComparisonFolder:
         """The folder of a run, as `fit` fills it."""
         return self.path / "runs" / contestant.folder / f"seed-{seed}"
 
+    def entry(self, contestant: Contestant, seed: int) -> Path:
+        """What a run was told, and what else it depended on."""
+        return self.run(contestant, seed) / "entry.json"
+
     def result(self, contestant: Contestant, seed: int) -> Path:
         """The result of a run; a run that has one is finished."""
         return self.run(contestant, seed) / "result.json"

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from orthogonium.comparison.plan import write_json
 
+ONE = 1 + 1e-3  # largest constant that is called 1: rounding is far below
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -29,7 +31,7 @@ class RunResult:
         memory: peak of the resident memory of the process while it trained, in bytes.
         memory_before: memory of the process before there was a network: Python, torch and the data.
         sigma_min: smallest singular value of any layer; None if that of some layer is not known.
-        sigma_max: largest singular value of any layer.
+        sigma_max: largest singular value of any layer; None if that of some layer is not known.
         bound: proved Lipschitz constant of the network.
         bound_reason: why there is no bound.
         accuracy: on all test inputs.
@@ -42,6 +44,8 @@ class RunResult:
         predicted_classes: number of classes that test inputs are given: 1 says that training collapsed.
         curve: radii, and the accuracy that is proved at each.
         history: a row for each epoch.
+        machine: processor, threads and accelerator of its process.
+        versions: versions of orthogonium, torch and others.
     """
 
     status: Literal["finished", "diverged", "failed"]
@@ -69,6 +73,14 @@ class RunResult:
     predicted_classes: int | None = None
     curve: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     history: tuple[Mapping[str, float], ...] = ()
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def surroundings(self) -> str:
+        """Machine and versions in words; empty where they were not recorded."""
+        named = ", ".join(f"{name} {self.versions[name]}" for name in ("orthogonium", "torch") if name in self.versions)
+        return "; ".join(part for part in (self.machine, named) if part)
 
     @property
     def is_finished(self) -> bool:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orthogonium.comparison.contestant import Contestant
-from orthogonium.comparison.result import RunResult
+from orthogonium.comparison.result import ONE, RunResult
 from orthogonium.report.sections import radius_text
-
-_ONE = 1 + 1e-3  # largest constant that is called 1: rounding is far below
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant with its runs so far, of `seeds` in all."""
+    """A contestant with its runs so far, of `seeds` in all.
+
+    Attributes:
+        contestant: the contestant.
+        results: its runs.
+        seeds: number of its runs in the end.
+        names_surroundings: whether to remark on what machine and versions it ran, as others ran on other ones.
+    """
 
     contestant: Contestant
     results: tuple[RunResult, ...]
     seeds: int
+    names_surroundings: bool = False
 
     @property
     def name(self) -> str:
@@ -83,10 +89,18 @@ class Row:
             found[f"attacked@{radius_text(e)}"] = self.spread(lambda r, i=i: at(r.attacked, i))  # type: ignore[misc]
         return found
 
+    def extreme(
+        self, value: Callable[[RunResult], float | None], choose: Callable[[list[float]], float]
+    ) -> float | None:
+        """The largest or smallest value of the finished runs, a limit that all keep; None if one of them has none."""
+        found = [value(result) for result in self.finished]
+        known = [v for v in found if v is not None]
+        return choose(known) if known and len(known) == len(found) else None
+
     @property
     def history_is_proved(self) -> bool:
         """Whether the certified accuracies of its histories, which assume a 1-Lipschitz network, are true."""
-        return bool(self.finished) and all(r.bound is not None and r.bound <= _ONE for r in self.finished)
+        return bool(self.finished) and all(r.bound is not None and r.bound <= ONE for r in self.finished)
 
     @property
     def remarks(self) -> list[str]:
@@ -113,8 +127,11 @@ class Row:
         if unproved:
             found.append(f"No Lipschitz constant is proved, so nothing is certified: {unproved[0]}")
         largest = max((r.bound for r in self.finished if r.bound is not None), default=0.0)
-        if largest > _ONE:
+        if largest > ONE:
             found.append(f"Not 1-Lipschitz: the proved constant, by which radii are divided, is {_short(largest)}.")
+        if self.names_surroundings:
+            places = dict.fromkeys(result.surroundings for result in self.results if result.surroundings)
+            found.append(f"Not all runs are of one machine and version, which times depend on: {' and '.join(places)}.")
         layers = next((result.layers for result in self.results if result.layers), {})
         if len(layers) > 1:
             found.append("Convolutions: " + ", ".join(f"{count} {name}" for name, count in layers.items()) + ".")

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orthogonium.comparison import contest
 from orthogonium.comparison.contestant import Contestant
+from orthogonium.comparison.identity import check_same, data_digest
 from orthogonium.comparison.plan import ComparisonFolder, Plan, write_json
 from orthogonium.comparison.result import RunResult
 from orthogonium.comparison.summary import Comparison
 from orthogonium.recipes.recipe import Recipe
+from orthogonium.training.fitting import load_data
 from orthogonium.training.run_folder import RunFolder
 
 _LOOK_SECONDS = 0.5  # between two looks at a run
@@ -56,7 +59,7 @@ def compare(
 
     Called again on the same folder, it continues: runs with a result are kept as they are, an interrupted run continues
     from its last checkpoint (written after each epoch, and each minute within), and failed runs are tried again.
-    Contestants or seeds may be added; another recipe is refused.
+    Contestants or seeds may be added; another recipe, other data, and a class whose file has changed are refused.
 
     Args:
         plan: what to compare.
@@ -70,16 +73,31 @@ def compare(
     folder = ComparisonFolder(Path(out))
     plan.check()
     folder.begin(plan)
+    entries = _entries(plan, folder)
     results: dict[tuple[Contestant, int], RunResult] = {}
     for number, (contestant, seed) in enumerate(plan.runs, 1):
         here = Progress(contestant, seed, number, len(plan.runs))
         result = _kept(folder.result(contestant, seed))
         if result is None:
-            result = _run(plan, folder, here, tell)
+            result = _run(plan, folder, here, entries[contestant, seed], tell)
         results[contestant, seed] = result
         tell(Progress(contestant, seed, number, len(plan.runs), 1.0, result=result))
         Comparison.of(plan, results).write(folder)  # what is known so far
     return Comparison.of(plan, results)
+
+
+def _entries(plan: Plan, folder: ComparisonFolder) -> dict[tuple[Contestant, int], dict[str, Any]]:
+    """What each run is told; those already begun were told the same."""
+    data = data_digest(load_data(plan.recipe))
+    found = {
+        (contestant, seed): contest.entry(
+            contestant, contestant.recipe(plan.recipe, seed), plan.attacked, plan.accelerator, data
+        )
+        for contestant, seed in plan.runs
+    }
+    for run, entry in found.items():
+        check_same(folder.entry(*run), entry)
+    return found
 
 
 def _kept(path: Path) -> RunResult | None:
@@ -87,13 +105,15 @@ def _kept(path: Path) -> RunResult | None:
     return found if found is not None and found.is_kept else None
 
 
-def _run(plan: Plan, folder: ComparisonFolder, here: Progress, tell: Callable[[Progress], None]) -> RunResult:
+def _run(
+    plan: Plan, folder: ComparisonFolder, here: Progress, entry: dict[str, Any], tell: Callable[[Progress], None]
+) -> RunResult:
     contestant, seed = here.contestant, here.seed
     place, result = folder.run(contestant, seed), folder.result(contestant, seed)
     place.mkdir(parents=True, exist_ok=True)
     result.unlink(missing_ok=True)
     recipe = contestant.recipe(plan.recipe, seed)
-    write_json(place / "entry.json", contest.entry(contestant, recipe, plan.attacked, plan.accelerator))
+    write_json(folder.entry(contestant, seed), entry)
     errors = place / "errors.txt"
     begun = time.time()
     with errors.open("wb") as file, _process(place, file.fileno()) as process:

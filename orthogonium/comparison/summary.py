@@ -27,11 +27,13 @@ class Comparison:
     @classmethod
     def of(cls, plan: Plan, results: Mapping[tuple[Contestant, int], RunResult]) -> Comparison:
         """The comparison of the runs so far."""
+        surroundings = {result.surroundings for result in results.values() if result.surroundings}
         rows = [
             Row(
                 contestant,
                 tuple(results[run] for run in plan.runs if run[0] == contestant and run in results),
                 plan.seeds,
+                len(surroundings) > 1,
             )
             for contestant in plan.contestants
         ]

@@ -70,6 +70,8 @@ def _check_ranges(recipe: Recipe) -> None:
         )
     if not recipe.eps or any(not 0 < e < math.inf for e in recipe.eps):
         raise ParameterError(f"eps={list(recipe.eps)} must be one or more finite l2 radii above 0.")
+    if len({f"{e:.4g}" for e in recipe.eps}) < len(recipe.eps):  # tables and histories name them so
+        raise ParameterError(f"eps={list(recipe.eps)} must differ in their first four digits, by which they are named.")
     if not 0 <= recipe.seed < 2**63:
         raise ParameterError(f"seed={recipe.seed} must be at least 0 and below 2⁶³.")
     if recipe.epochs is None and recipe.minutes is None:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -54,9 +55,17 @@ class Journal(Callback):
         self.recent: dict[str, float] = {}  # what a progress bar may show
         self._logged_step = 0
 
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Make sure that the last epoch is validated where training continues within it: that is no start of one."""
+        self._validate_last(trainer)
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Reset the tally; make sure that the last epoch is validated."""
         pl_module.tally.reset()
+        self._validate_last(trainer)
+
+    @staticmethod
+    def _validate_last(trainer: Trainer) -> None:
         if trainer.current_epoch + 1 == trainer.max_epochs:
             trainer.check_val_every_n_epoch = 1
 
@@ -78,6 +87,7 @@ class Journal(Callback):
         totals = trainer.strategy.reduce(pl_module.tally.totals().to(pl_module.device), reduce_op="sum")
         values = means(totals)
         self._check_finite(values, trainer.global_step)
+        self._check_weights(pl_module, trainer.global_step)
         pl_module.clock.tick(pl_module.device)
         values |= {"lr": trainer.optimizers[0].param_groups[0]["lr"], **pl_module.validation}
         pl_module.validation = {}
@@ -93,6 +103,17 @@ class Journal(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(values, step)
             logger.save()
+
+    @staticmethod
+    def _check_weights(pl_module: Any, step: int) -> None:
+        """Refuse weights that are not finite: the loss was computed before the step that made them so."""
+        if pl_module.is_sharded:  # a process that raises alone would leave the others waiting
+            return
+        if not torch.stack([p.detach().isfinite().all() for p in pl_module.model.parameters()]).all():
+            raise DivergenceError(
+                f"Weights are not finite after step {step}. Lower lr=, lengthen warmup= or set clip_norm=; the last "
+                "checkpoint is from before."
+            )
 
     @staticmethod
     def _check_finite(values: dict[str, float], step: int) -> None:

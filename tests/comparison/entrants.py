@@ -24,4 +24,22 @@ class NotFinite(nn.Conv2d):
         return super().forward(x) * float("nan")
 
 
+class Tripled(nn.Conv2d):
+    """Its weight is not the operator that it applies."""
+
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Plain(nn.Conv2d):
+    """Bounded."""
+
+
+class Opaque(nn.Conv2d):
+    """The same function as `Plain`, written so that no rule bounds it."""
+
+    def forward(self, x):
+        return super().forward(x).double().atan().tan().to(x.dtype)
+
+
 NO_CLASS = 3

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from orthogonium.comparison import Comparison, Contestant, Plan, Row, RunResult, base_recipe
-from orthogonium.comparison.contest import run
+from orthogonium.comparison.contest import entry, run
 from orthogonium.comparison.contestant import layer_counts
+from orthogonium.comparison.identity import check_same, data_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds
-from orthogonium.comparison.plan import ComparisonFolder
+from orthogonium.comparison.plan import ComparisonFolder, write_json
 from orthogonium.comparison.rows import milliseconds
 from orthogonium.comparison.running import _TRACEBACK, _reason
 from orthogonium.errors import ParameterError
@@ -20,6 +21,8 @@ from orthogonium.methods import METHODS
 from orthogonium.models import create_model
 from orthogonium.report.scatter import Point, pareto_front, scatter_chart
 from orthogonium.training import LipschitzClassifier
+from orthogonium.training.fitting import load_data
+from orthogonium.training.run_folder import RunFolder
 
 SMALL = base_recipe("digits").replace(
     epochs=1, model_options={"widths": [8], "depth": 2, "hidden": [], "padding_mode": "circular"}, eps=[0.1, 0.5]
@@ -84,6 +87,26 @@ def test_a_folder_keeps_its_plan(tmp_path):
         ComparisonFolder(tmp_path / "other").begin(Plan(SMALL, (AOC,)))
 
 
+def test_runs_of_other_data_or_code_are_not_continued(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "changing_layers.py"
+    source.write_text("from torch import nn\n\n\nclass Changing(nn.Conv2d):\n    pass\n")
+    contestant = Contestant.conv("changing_layers:Changing")
+    data = load_data(SMALL)
+    before = data_digest(data)
+    assert before == data_digest(load_data(SMALL))
+    file = tmp_path / "entry.json"
+    write_json(file, entry(contestant, SMALL, 10, "cpu", before))
+    check_same(file, entry(contestant, SMALL, 10, "cpu", before))
+    check_same(tmp_path / "none.json", entry(contestant, SMALL, 10, "cpu", before))
+    data.test.labels[3] += 1
+    with pytest.raises(ParameterError, match="other contents of images or labels"):
+        check_same(file, entry(contestant, SMALL, 10, "cpu", data_digest(data)))
+    source.write_text(source.read_text() + "\n    scale = 2\n")
+    with pytest.raises(ParameterError, match="other contents of the file that defines the class"):
+        check_same(file, entry(contestant, SMALL, 10, "cpu", before))
+
+
 def finished(seed, certified, bound=1.0, **changes):
     figures = {"accuracy": 0.9, "attacked": (0.8, 0.7), "step_seconds": 0.01, "parameters": 10, "attacked_inputs": 5}
     return RunResult("finished", seed, certified=certified, bound=bound, eps=(0.1, 0.5), **{**figures, **changes})
@@ -136,6 +159,34 @@ def test_the_page_and_the_tables_show_what_the_rows_say(tmp_path):
     assert rows["soc"]["accuracy"] is None and rows["aoc"]["certified@0.5"]["mean"] == pytest.approx(0.3)
 
 
+def test_what_the_page_calls_limits_holds_for_each_run(tmp_path):
+    results = {
+        (AOC, 0): finished(0, (0.5, 0.2), bound=1.0, sigma_min=0.9, sigma_max=1.0),
+        (AOC, 1): finished(1, (0.1, 0.0), bound=20.0, sigma_min=0.1, sigma_max=3.0),
+    }
+    folder = ComparisonFolder(tmp_path)
+    Comparison.of(Plan(SMALL, (AOC,), seeds=2), results).write(folder)
+    page = folder.report.read_text(encoding="utf-8")
+    assert ">0.1 to 3<" in page and ">20<" in page and ">10.5<" not in page
+
+
+def test_the_chart_says_who_is_not_in_it(tmp_path):
+    plan = Plan(SMALL, (AOC, SOC, Contestant.conv("torch.nn:Conv2d")))
+    results = {(AOC, 0): finished(0, (0.5, 0.2)), (SOC, 0): finished(0, (0.6, 0.2), step_seconds=0.1)}
+    results[plan.contestants[2], 0] = finished(0, None, None, bound_reason="none is known")
+    folder = ComparisonFolder(tmp_path)
+    Comparison.of(plan, results).write(folder)
+    assert "as nothing of theirs is certified: Conv2d." in folder.report.read_text(encoding="utf-8")
+
+
+def test_runs_of_several_machines_are_not_compared_in_silence():
+    plan = Plan(SMALL, (AOC, SOC))
+    here, there = finished(0, (0.5, 0.2), machine="A"), finished(0, (0.5, 0.2), machine="B", versions={"torch": "9"})
+    assert Comparison.of(plan, {(AOC, 0): here, (SOC, 0): here}).rows[0].remarks == []
+    rows = Comparison.of(plan, {(AOC, 0): here, (SOC, 0): there}).rows
+    assert rows[0].remarks[0].endswith("depend on: A.") and rows[1].remarks[0].endswith("depend on: B; torch 9.")
+
+
 def test_results_survive_their_file(tmp_path):
     result = finished(3, (0.5, 0.2), history=({"epoch": 1, "train_loss": 0.5},), curve=((0.0, 1.0), (0.9, 0.1)))
     result.write(tmp_path / "result.json")
@@ -168,6 +219,58 @@ def test_step_time_is_measured_on_a_copy():
     before = [p.clone() for p in classifier.parameters()]
     seconds = step_seconds(classifier, (torch.rand(4, 1, 8, 8), torch.arange(4)), torch.device("cpu"))
     assert seconds > 0 and all(torch.equal(p, q) for p, q in zip(before, classifier.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, [(8, torch.float32, False)]),
+        ({"accumulate": 4}, 4 * [(2, torch.float32, False)]),
+        ({"precision": "64"}, [(8, torch.float64, False)]),
+        ({"precision": "bf16-mixed", "clip_norm": 1.0}, [(8, torch.float32, True)]),
+    ],
+)
+def test_the_step_that_is_timed_is_that_of_the_recipe(changes, passes):
+    recipe = SMALL.replace(batch_size=8, **changes)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    met = []
+    network.register_forward_pre_hook(
+        lambda module, args: met.append((len(args[0]), args[0].dtype, torch.is_autocast_enabled("cpu")))
+    )
+    classifier = LipschitzClassifier(recipe, network)
+    part = load_data(recipe).train_dataloader()
+    step_seconds(classifier, next(iter(part)), torch.device("cpu"))
+    assert len(met) % len(passes) == 0 and met == len(met) // len(passes) * passes
+    assert len(met) // len(passes) >= 4
+
+
+def test_a_run_in_float64_is_evaluated_in_float64(tmp_path):
+    result = run(AOC, AOC.recipe(SMALL.replace(precision="64"), 0), tmp_path, 10, "cpu")
+    assert result.is_finished and abs(result.sigma_max - 1) < 1e-12
+
+
+def test_singular_values_are_those_of_layers_with_their_factors(tmp_path):
+    """The weight of this layer is not what it applies."""
+    result = run(Contestant.conv("tests.comparison.entrants:Tripled"), SMALL, tmp_path, 10, "cpu")
+    assert result.sigma_max == pytest.approx(result.bound, rel=1e-5)  # the other layers are orthogonal
+    assert result.sigma_min is None
+
+
+def test_all_contestants_meet_the_same_attack(tmp_path):
+    """A layer that merely keeps the certificate away changes nothing in what is left under attack."""
+    plain, opaque = (
+        run(Contestant.conv(f"tests.comparison.entrants:{name}"), SMALL, tmp_path / name, 60, "cpu")
+        for name in ("Plain", "Opaque")
+    )
+    assert plain.bound is not None and opaque.bound is None and plain.accuracy == opaque.accuracy
+    assert plain.attacked == opaque.attacked and plain.attacked_inputs == opaque.attacked_inputs == 60
+
+
+def test_reports_of_runs_show_no_certified_accuracy_that_assumes_another_constant(tmp_path):
+    result = run(Contestant.conv("tests.comparison.entrants:Tripled"), SMALL, tmp_path, 10, "cpu")
+    assert any("val_certified@0.1" in row for row in result.history)
+    page = RunFolder(tmp_path).report.read_text(encoding="utf-8")
+    assert "Training, accuracy. At the end training accuracy" in page and "; certified at" not in page
 
 
 def test_peak_memory_is_at_least_what_is_held():

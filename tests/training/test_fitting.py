@@ -196,6 +196,14 @@ def test_best_and_stalled():
     assert is_stalled(history, "a", 2) and not is_stalled(history, "a", 3) and not is_stalled([], "a", 1)
 
 
+def test_weights_that_the_last_step_ruined_are_no_result(tmp_path):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    network[1].weight.register_hook(lambda slope: slope * math.nan)
+    with pytest.raises(DivergenceError, match="Weights are not finite after step 1"):
+        fit(SHORT.replace(epochs=1, batch_size=1346), tmp_path, model=network, progress=False, accelerator="cpu")
+    assert not (tmp_path / "last.ckpt").exists()
+
+
 def test_divergence_is_reported(tmp_path):
     recipe = SHORT.replace(optimizer="sgd", lr=3e38, warmup=0.0, epochs=3)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

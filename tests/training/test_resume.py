@@ -64,6 +64,25 @@ def test_after_every_checkpoint(whole, tmp_path, monkeypatch):
     assert_same_run(tmp_path, whole)
 
 
+def test_a_run_continued_within_its_last_epoch_is_validated_at_its_end(tmp_path, monkeypatch):
+    recipe = RECIPE.replace(epochs=2, validate_every=5, early_stop=None)
+    train(tmp_path / "whole", recipe)
+    save = checkpoints.CheckpointWriter._save
+
+    def save_and_die(keeper, trainer, *arguments):
+        save(keeper, trainer, *arguments)
+        if trainer.current_epoch == 1:
+            raise Killed
+
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "_save", save_and_die)
+    with pytest.raises(Killed):
+        train(tmp_path / "parts", recipe, checkpoint_steps=4)
+    monkeypatch.undo()
+    train(tmp_path / "parts", recipe, resume="auto")
+    assert "val_accuracy" in history(tmp_path / "whole" / "last.ckpt")[-1]
+    assert history(tmp_path / "parts" / "last.ckpt") == history(tmp_path / "whole" / "last.ckpt")
+
+
 def test_slow_weights_radii_and_extra_images_continue(tmp_path, monkeypatch):
     """Checkpoints between two returns to the slow weights, while the radius grows."""
     np.savez(tmp_path / "more.npz", image=np.zeros((20, 8, 8, 1), np.uint8), label=np.arange(20) % 10)
