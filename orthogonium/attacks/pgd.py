@@ -63,7 +63,7 @@ def l2_pgd(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         logits = model(images)
-    standing = margins(logits, labels) >= 0
+    standing = ~misclassified(logits, labels)
     others = logits.scatter(1, labels[:, None], -math.inf).argsort(dim=1, descending=True)[:, :-1]
     found = images.clone()
     for restart in range(restarts):
@@ -79,6 +79,14 @@ def l2_pgd(
         found[index[fooled]] = points[fooled]
         standing[index[fooled]] = False
     return _drawn_back(model, images, labels, found)
+
+
+def misclassified(
+    logits: Tensor,  # (n, classes)
+    labels: Tensor,  # (n,)
+) -> Tensor:  # (n,)
+    """Where another class is preferred to the label, or a logit is NaN, which is neither above nor below another."""
+    return (margins(logits, labels) < 0) | logits.isnan().any(dim=1)
 
 
 def _descend(
@@ -99,7 +107,7 @@ def _descend(
             point = point.detach().requires_grad_()
             logits = model(point)
             (slope,) = torch.autograd.grad(_ahead(logits, labels, target).sum(), point)
-        success = (margins(logits.detach(), labels) < 0) & ~fooled
+        success = misclassified(logits.detach(), labels) & ~fooled
         found[success] = point.detach()[success]
         fooled |= success
         if step == steps or fooled.all():
@@ -143,7 +151,7 @@ def _drawn_back(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tenso
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
         with torch.no_grad():
-            adversarial = (margins(model(middle), y) < 0).reshape(-1, *[1] * (x.dim() - 1))
+            adversarial = misclassified(model(middle), y).reshape(-1, *[1] * (x.dim() - 1))
         far, near = torch.where(adversarial, middle, far), torch.where(adversarial, near, middle)
     closer = (distances(far, x) <= distances(found[moved], x)).reshape(-1, *[1] * (x.dim() - 1))
     found[moved] = torch.where(closer, far, found[moved])

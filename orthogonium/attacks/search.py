@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from orthogonium.attacks.distances import distances, per_sample
 from orthogonium.attacks.libraries import Foolbox, autoattack
 from orthogonium.attacks.options import AttackOptions
-from orthogonium.attacks.pgd import l2_pgd
-from orthogonium.certification.radii import margins
+from orthogonium.attacks.pgd import l2_pgd, misclassified
 from orthogonium.errors import ParameterError, ShapeError
 
 
@@ -100,8 +99,8 @@ def attack(
 ) -> AttackResult:
     """Search for points of another class near inputs, in the Euclidean norm.
 
-    A point counts only if the model, called on it once more, prefers another class to the label, at a distance computed
-    in float64.
+    A point counts only if the model, called on it once more, prefers another class to the label or has a logit that is
+    NaN, at a distance computed in float64.
 
     Args:
         model: maps inputs to logits (n, classes); in eval mode.
@@ -160,7 +159,7 @@ def gathered(
 
 def _adversarial(model: Callable[[Tensor], Tensor], points: Tensor, labels: Tensor) -> Tensor:
     with torch.no_grad():
-        return margins(model(points), labels) < 0
+        return misclassified(model(points), labels)
 
 
 @contextmanager

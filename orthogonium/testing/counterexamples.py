@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.attacks import l2_pgd
-from orthogonium.certification import margins
+from orthogonium.attacks.pgd import misclassified
 
 
 def find_counterexample(
@@ -44,4 +44,4 @@ def find_counterexample(
         labels = model(x).argmax(dim=1) if labels is None else labels
     found = l2_pgd(model, x, labels, radius, steps=steps, restarts=restarts, seed=seed)
     with torch.no_grad():
-        return margins(model(found), labels) < 0, found
+        return misclassified(model(found), labels), found

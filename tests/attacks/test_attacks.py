@@ -65,6 +65,19 @@ def test_pixels_stay_in_their_box():
         attack(model, (x, labels), 1.0, bounds=(1.0, 0.0))
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_an_answer_that_is_not_a_number_is_no_right_answer(everywhere):
+    """NaN is neither above nor below another logit: comparisons alone would count such points as withstood."""
+    model, x, labels, _ = linear_model()
+
+    def fails(points):
+        logits = model(points)
+        moved = torch.tensor([everywhere or not (x == point).flatten(1).all(1).any() for point in points])
+        return logits.masked_fill(moved[:, None] & (torch.arange(5) == 2), math.nan)
+
+    assert empirical_accuracy(fails, x, labels, [0.0, 1e-3], steps=5).accuracy == (float(not everywhere), 0.0)
+
+
 def test_results_tell_distances_and_take_loaders():
     model, x, labels, exact = linear_model()
     labels[0] = (labels[0] + 1) % 5  # wrong from the start
