@@ -174,17 +174,17 @@ class _ThreeTaps(HandWritten):
         """From the outermost axis to the rotation."""
         taps, columns = inputs[:2]
         g, n, _, c = taps.shape
-        grad_taps = torch.zeros_like(taps)
+        grad_taps = taps.new_zeros(n, g, 2 * c, c)  # torch multiplies into contiguous memory as one batch
         grad = grad.reshape(g, c, columns, -1).mT
         for pair in range(1, n):
             x = saved.pop()
             parts = grad.view(g, c, 3, -1, columns).transpose(1, 2)
             last = parts[:, 2:].contiguous()
             above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
-            torch.bmm(above, x.mT, out=grad_taps[:, pair])
+            torch.bmm(above, x.mT, out=grad_taps[pair])
             grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
-        grad_taps[:, 0, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
-        return grad_taps, None, None
+        grad_taps[0, :, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
+        return grad_taps.transpose(0, 1), None, None
 
     @classmethod
     def plain(cls, taps: Tensor, columns: int, counts: tuple[int, ...]) -> Tensor:
