@@ -49,11 +49,11 @@ def _can_be_compared(value: object) -> bool:
     return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
-def are_alike(known: nn.Module, part: nn.Module) -> bool:
+def are_alike(known: nn.Module | None, part: nn.Module | None) -> bool:
     """Whether a part is as one whose `kind` is known, which takes less time to see than its kind."""
     if part is known:
         return True
-    if type(part) is not type(known) or part._modules.keys() != known._modules.keys():
+    if part is None or known is None or type(part) is not type(known) or part._modules.keys() != known._modules.keys():
         return False
     own, other = ({**vars(p), "_modules": None} for p in (part, known))  # options, and that there are no hooks
     return own == other and all(map(are_alike, known._modules.values(), part._modules.values()))
