@@ -38,7 +38,7 @@ from orthogonium.certification.evaluation import Batch, Deviations, evaluated, r
 from orthogonium.certification.failures import RefutedError
 from orthogonium.certification.radii import pair_constants
 from orthogonium.certification.refutation import broken_certificates
-from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.errors import GuaranteeWarning, ParameterError, ShapeError, warn
 from orthogonium.layers.wrappers import unwrapped
 
 Rounding = Literal["measured", "proved"]
@@ -159,6 +159,12 @@ def certify(
         x, y = _fields(batch)
         if not len(x):
             continue
+        if bound is None and x.dtype == torch.uint8:
+            warn(
+                "certify got inputs of type uint8: it takes them as numbers from 0 to 255, which is the unit of radii, "
+                "too. For a network of pixels in [0, 1], give it `orthogonium.data.unit_pixels(images)`.",
+                GuaranteeWarning,
+            )
         moved = rounding_of_inputs(x, dtype)
         x = x.to(device, dtype)
         if bound is None or shape is None:

@@ -99,7 +99,7 @@ def compare(
     else:
         _show(found)
         print(f"Report: {folder.report.resolve()}")
-    return 1 if found.broken else 0
+    return 1 if found.broken or not any(row.finished for row in found.rows) else 0
 
 
 def _contestants(methods: str | None, conv: list[str] | None) -> tuple[Contestant, ...]:
@@ -185,7 +185,7 @@ def _show(found: Comparison) -> None:
                 with_spread(f["step_seconds"], milliseconds),
                 with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
                 with_spread(f["steps"], lambda x: f"{x:.0f}"),
-                with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}"),
+                with_spread(f["memory"], lambda x: f"{x / 1e6:.0f}"),
             ]
         )
         of_all = [f["accuracy"], *(f[f"certified@{e}"] for e in eps)]

@@ -77,7 +77,8 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
         images = unit_pixels(data.test.fetch(torch.arange(len(data.test))))
         images = images.double() if recipe.precision == "64" else images
         found = replace(found, history=tuple(trained.history))
-        return _evaluated(found, network.model, images, data, recipe, folder, attacked)
+        keeps_constant = contestant.kind == "method"
+        return _evaluated(found, network.model, images, data, recipe, folder, attacked, keeps_constant)
     except DivergenceError as error:
         return replace(found, status="diverged", reason=str(error), memory=peak_memory(device))
     except OrthogoniumError as error:  # of training, or of what came after it, whose memory does not count
@@ -92,8 +93,12 @@ def _evaluated(
     recipe: Recipe,
     folder: Path,
     attacked: int,
+    keeps_constant: bool,
 ) -> RunResult:
-    """Certificates, attack and spectra of the trained network; without a bound, what does not need one."""
+    """Certificates, attack and spectra of the trained network; without a bound, what does not need one.
+
+    Whether the network `keeps_constant` decides if a bound at the end speaks for all epochs.
+    """
     labels = data.test.labels
     index = torch.linspace(0, len(images) - 1, min(attacked, len(images))).round().long()
     # the same attack for all: that of the report has other radii for each network, and each radius is another try
@@ -105,7 +110,12 @@ def _evaluated(
         )
     except (UnboundedError, TraceError, RefutedError) as error:
         with torch.no_grad():
-            predictions = torch.cat([model(part).argmax(1) for part in images.split(500)])
+            logits = torch.cat([model(part) for part in images.split(500)])
+        unanswered = int(logits.isnan().any(1).sum())
+        if unanswered:
+            reason = f"After training, the logits of {unanswered} of {len(logits)} test inputs are NaN."
+            return replace(found, status="diverged", reason=reason, attacked=None, attacked_inputs=None)
+        predictions = logits.argmax(1)
         return replace(
             _with_sigma(found, audit(model, tuple(images.shape[1:]))),
             bound_reason=" ".join(str(error).split()),
@@ -114,7 +124,8 @@ def _evaluated(
         )
     title = f"{folder.parent.name} on {recipe.data}, seed {recipe.seed}"
     bound = full.certificates.bound.value
-    history = found.history if bound <= ONE else [_unproved(row) for row in found.history]
+    proved_throughout = keeps_constant and bound <= ONE
+    history = found.history if proved_throughout else [_unproved(row) for row in found.history]
     full.write(RunFolder(folder).report, recipe=recipe.to_dict(), history=history, title=title)
     radii, proved = survival_curve(full.certificates.radii, _CURVE_REACH * max(recipe.eps))
     return replace(

@@ -128,7 +128,9 @@ def _find_class(place: str) -> Callable[..., nn.Module]:
     try:
         found = pkgutil.resolve_name(place)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ParameterError(f"There is no {place}: {error}. It is looked for on Python's path.") from error
+        raise ParameterError(
+            f"There is no {place}: {error}. It is looked for in this folder and on Python's path."
+        ) from error
     if not callable(found):
         raise ParameterError(f"{place} is no class: got {found!r}.")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,16 @@ def data_digest(data: ImageDataModule) -> str:
 
 
 def code_digest(contestant: Contestant) -> str | None:
-    """A digest of the file that defines a class of another library; None for methods, and for classes without one."""
+    """A digest of the file that a class of another library is named by, and of the one that defines it.
+
+    None for methods, and for classes without files.
+    """
     if contestant.kind == "method":
         return None
-    module = inspect.getmodule(contestant.find_class())
-    place = None if module is None else getattr(module, "__file__", None)
-    return None if place is None else hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    named = contestant.find_class(), sys.modules[contestant.name.partition(":")[0]]  # it may be made elsewhere
+    files: list[str | None] = [getattr(inspect.getmodule(part), "__file__", None) for part in named]
+    places = sorted({file for file in files if file is not None})
+    return hashlib.sha256(b"".join(Path(place).read_bytes() for place in places)).hexdigest() if places else None
 
 
 def check_same(file: Path, entry: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ def _table(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
                 with_spread(f["steps"], lambda x: f"{x:.0f}"),
                 with_spread(f["step_seconds"], milliseconds),
                 with_spread(f["images_per_second"], lambda x: f"{x:.0f}"),
-                with_spread(f["memory"], lambda x: f"{x / 2**20:.0f}", " MB"),
+                with_spread(f["memory"], lambda x: f"{x / 1e6:.0f}", " MB"),
                 "–" if f["parameters"] is None else f"{f['parameters'].mean:,.0f}",
                 _sigma(row.extreme(lambda r: r.sigma_min, min), row.extreme(lambda r: r.sigma_max, max)),
                 "–" if (bound := row.extreme(lambda r: r.bound, max)) is None else at_most(bound),
@@ -132,7 +132,7 @@ def _explanation(plan: Plan, rows: Sequence[Row]) -> str:
     if before:
         words.append(
             "Peak memory is that of the process that trained, of which "
-            f"{statistics.fmean(before) / 2**20:.0f} MB were Python, torch and the data."
+            f"{statistics.fmean(before) / 1e6:.0f} MB were Python, torch and the data."
         )
     if plan.seeds > 1:
         words.append("±: standard deviation of one run, over the seeds.")
@@ -183,7 +183,7 @@ def _compromises(plan: Plan, rows: Sequence[Row]) -> str:
         "compromises",
         "Certified accuracy against time",
         "Each contestant had the same budget; where that is one of time, those that take less of it for a step took "
-        "more steps. Joined by the dashed line: contestants that no other one beats in both."
+        "more steps. Orange, and joined by a dashed line if there are several: those that no other one beats in both."
         + (f" Not shown, as nothing of theirs is certified: {', '.join(absent)}." if absent else ""),
         f"<figure>{''.join(charts)}</figure>",
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from orthogonium.certification.render import at_most
 from orthogonium.comparison.contestant import Contestant
 from orthogonium.comparison.result import ONE, RunResult
 from orthogonium.report.sections import radius_text
@@ -99,8 +99,12 @@ class Row:
 
     @property
     def history_is_proved(self) -> bool:
-        """Whether the certified accuracies of its histories, which assume a 1-Lipschitz network, are true."""
-        return bool(self.finished) and all(r.bound is not None and r.bound <= ONE for r in self.finished)
+        """Whether the certified accuracies of its histories, which assume a 1-Lipschitz network, are true.
+
+        Methods keep their constant at each step; of other classes only the network at the end has been measured.
+        """
+        proved = all(r.bound is not None and r.bound <= ONE for r in self.finished)
+        return bool(self.finished) and proved and self.contestant.kind == "method"
 
     @property
     def remarks(self) -> list[str]:
@@ -128,7 +132,7 @@ class Row:
             found.append(f"No Lipschitz constant is proved, so nothing is certified: {unproved[0]}")
         largest = max((r.bound for r in self.finished if r.bound is not None), default=0.0)
         if largest > ONE:
-            found.append(f"Not 1-Lipschitz: the proved constant, by which radii are divided, is {_short(largest)}.")
+            found.append(f"Not 1-Lipschitz: the proved constant, by which radii are divided, is {at_most(largest)}.")
         if self.names_surroundings:
             places = dict.fromkeys(result.surroundings for result in self.results if result.surroundings)
             found.append(f"Not all runs are of one machine and version, which times depend on: {' and '.join(places)}.")
@@ -157,7 +161,3 @@ class Row:
 def milliseconds(seconds: float) -> str:
     """To three digits, or to the millisecond."""
     return f"{1e3 * seconds:.3g}" if seconds < 0.1 else f"{1e3 * seconds:.0f}"
-
-
-def _short(x: float) -> str:
-    return f"{x:.3g}" if math.isfinite(x) else "∞"

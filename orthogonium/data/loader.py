@@ -136,8 +136,8 @@ class TrainLoader(_Loader):
             )
         if self._parts[0] > len(source):
             raise ParameterError(
-                f"TrainLoader: a batch of {self._parts[0]} is larger than the {len(source)} images to train on. Lower "
-                "it."
+                f"TrainLoader: a batch of {self._parts[0]} is larger than the {len(source)} images to train on. Use "
+                "a smaller batch_size."
             )
         if seed < 0:
             raise ParameterError(f"TrainLoader needs seed ≥ 0: got {seed}.")

@@ -13,8 +13,7 @@ A training step needs one backward derivative of real tensors: a `HandWritten` f
 the graph, and its adjoint uses values that the algorithm has saved. These are constants to autograd, so a
 derivative of that derivative would silently lack terms. Hence everything else takes the plain operators of `plain`,
 which torch differentiates: compilers, function transforms (`torch.func`), forward derivatives, batches of gradients
-(`is_grads_batched`, `vectorize=True`), and the adjoint itself when it is to be differentiated once more
-(`create_graph=True`).
+(`is_grads_batched`, `vectorize=True`), and, for second derivatives, the adjoint itself (`create_graph=True`).
 """
 
 from __future__ import annotations

@@ -140,8 +140,10 @@ def check_options(entry: ModelEntry, options: Mapping[str, Any]) -> None:
     """Refuse what the model does not take."""
     unknown = [name for name in options if name not in entry.options]
     if unknown:
+        others = [name for name, other in sorted(REGISTRY.items()) if set(unknown) <= set(other.options)]
+        hint = f" Models that have: {', '.join(others)}." if others else ""
         raise ParameterError(
-            f"Model {entry.name!r} has no option {', '.join(unknown)}. Its options: {', '.join(entry.options)}."
+            f"Model {entry.name!r} has no option {', '.join(unknown)}. Its options: {', '.join(entry.options)}.{hint}"
         )
     for name, value in options.items():
         if not fits(value, entry.types[name]):

@@ -30,7 +30,8 @@ def look_ahead(optimizer: torch.optim.Optimizer, every: int, share: float) -> to
 
     The slow weights start as the weights before the first step. They and the step count are part of the optimizer's
     state, so its `state_dict` restores both exactly; steps skipped by a gradient scaler do not count.
-    The optimizer is modified in place and returned.
+    The optimizer is modified in place and returned. A copy of it does not look ahead, since torch copies no hooks: call
+    this again for the copy, which goes on where the optimizer was.
 
     >>> from orthogonium.recipes.lookahead import look_ahead
     >>> weight = torch.nn.Parameter(torch.zeros(()))

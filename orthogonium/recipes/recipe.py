@@ -83,6 +83,33 @@ def _check_ranges(recipe: Recipe) -> None:
         )
 
 
+def _check_extra_images(recipe: Recipe) -> None:
+    """Parts of a batch are mixed each by itself."""
+    if recipe.extra is None or recipe.accumulate == 1:
+        return
+    part = recipe.batch_size // recipe.accumulate
+    found, wanted = (round(recipe.extra_share * n) for n in (part, recipe.batch_size))
+    if found * recipe.accumulate != wanted:
+        raise ParameterError(
+            f"extra_share={recipe.extra_share} of batch_size={recipe.batch_size} is {wanted} images, which "
+            f"accumulate={recipe.accumulate} parts of {part} do not have in whole numbers: {found} in each are "
+            f"{found * recipe.accumulate}. Choose extra_share={found / part:.6g}, or fewer parts."
+        )
+
+
+def _check_effect(recipe: Recipe) -> None:
+    """Refuse values that another field leaves without effect."""
+    for name, needs, present in (
+        ("extra_share", "extra", recipe.extra is not None),
+        ("lookahead_share", "lookahead", recipe.lookahead is not None),
+        ("radius_warmup", "a radius_schedule other than constant", recipe.radius_schedule != "constant"),
+        ("decay_biases", "weight_decay", recipe.weight_decay > 0),
+    ):
+        value = getattr(recipe, name)
+        if not present and value != getattr(Recipe, name):
+            raise ParameterError(f"{name}={value} has no effect without {needs}.")
+
+
 def _check_model_options(recipe: Recipe) -> None:
     given = sorted({"name", "image_shape", "n_classes"} & recipe.model_options.keys())
     if given:
@@ -107,12 +134,13 @@ class Recipe:
         augment: augmentation of training images: none, shift, crop-flip, ….
         validation: share of the training data held out to validate on; 0 validates on the test data. That says how
             training goes but must not choose anything: early stopping needs a share.
-        loss: one of offset-cross-entropy, hkr, cosine, emma, …: the keys of `LOSSES`.
+        loss: one of offset-cross-entropy, tau-cross-entropy, cosine, cosine-vra, kr, hkr, soft-hkr, lse-hkr, emma,
+            logit-annealing and certificate-regularized.
         loss_options: an option of the loss. The number of classes and the type of the last layer are known.
         radius_schedule: course of the radius or margin that the loss asks for: constant, linear or cosine. It is eps of
             emma and cosine-vra, offset of offset-cross-entropy and logit-annealing, min_margin of those with a hinge.
         radius_warmup: fraction of training over which that radius grows to its value.
-        optimizer: one of adam, adamw, sgd, …: the keys of `OPTIMIZERS`.
+        optimizer: one of sgd, nesterov, adam, adamw, nadam, radam, rmsprop and adagrad.
         optimizer_options: an option of the optimizer. Learning rate and weight decay are fields of their own.
         lr: peak learning rate.
         weight_decay: decay of matrices and kernels.
@@ -187,6 +215,8 @@ class Recipe:
         object.__setattr__(self, "eps", tuple(self.eps))
         _check_counts(self)
         _check_ranges(self)
+        _check_extra_images(self)
+        _check_effect(self)
         _check_model_options(self)
         check_schedule(self.schedule, self.warmup)
         check_optimizer(self.optimizer, self.optimizer_options)

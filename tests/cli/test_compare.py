@@ -42,6 +42,12 @@ def test_a_row_for_each_contestant(compared):
     assert refusing["remarks"] == ["Failed, seed 0: RuntimeError: this layer needs a licence"]
 
 
+def test_a_comparison_without_a_result_is_no_success(tmp_path, capsys):
+    arguments = ["--conv", f"{ENTRANTS}:Refusing", *SMALL, "--epochs", "1", "--out", str(tmp_path / "all")]
+    code, printed, _ = call(capsys, "compare", *map(str, arguments))
+    assert code == 1 and "this layer needs a licence" in printed
+
+
 def test_files_say_the_same(compared):
     out, printed = compared
     with (out / "comparison.csv").open(encoding="utf-8", newline="") as file:

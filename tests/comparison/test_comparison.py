@@ -10,7 +10,7 @@ from torch import nn
 from orthogonium.comparison import Comparison, Contestant, Plan, Row, RunResult, base_recipe
 from orthogonium.comparison.contest import entry, run
 from orthogonium.comparison.contestant import layer_counts
-from orthogonium.comparison.identity import check_same, data_digest
+from orthogonium.comparison.identity import check_same, code_digest, data_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds
 from orthogonium.comparison.plan import ComparisonFolder, write_json
 from orthogonium.comparison.rows import milliseconds
@@ -90,8 +90,11 @@ def test_a_folder_keeps_its_plan(tmp_path):
 def test_runs_of_other_data_or_code_are_not_continued(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "changing_layers.py"
-    source.write_text("from torch import nn\n\n\nclass Changing(nn.Conv2d):\n    pass\n")
-    contestant = Contestant.conv("changing_layers:Changing")
+    source.write_text(
+        "import functools\nfrom torch import nn\nMade = functools.partial(nn.Conv2d)\n"
+        "class Changing(nn.Conv2d):\n    pass\n"
+    )
+    contestant, made = (Contestant.conv(f"changing_layers:{name}") for name in ("Changing", "Made"))
     data = load_data(SMALL)
     before = data_digest(data)
     assert before == data_digest(load_data(SMALL))
@@ -102,7 +105,9 @@ def test_runs_of_other_data_or_code_are_not_continued(tmp_path, monkeypatch):
     data.test.labels[3] += 1
     with pytest.raises(ParameterError, match="other contents of images or labels"):
         check_same(file, entry(contestant, SMALL, 10, "cpu", data_digest(data)))
+    of_made = code_digest(made)
     source.write_text(source.read_text() + "\n    scale = 2\n")
+    assert code_digest(made) not in (None, of_made)  # of what is defined elsewhere, too, the file that names it counts
     with pytest.raises(ParameterError, match="other contents of the file that defines the class"):
         check_same(file, entry(contestant, SMALL, 10, "cpu", before))
 
@@ -141,6 +146,11 @@ def test_what_is_not_proved_is_not_claimed():
     assert row.remarks == ["No Lipschitz constant is proved, so nothing is certified: square has none"]
     loose = Row(AOC, (finished(0, (0.1, 0.0), bound=20.0),), 1)
     assert not loose.history_is_proved and "proved constant, by which radii are divided, is 20" in loose.remarks[0]
+    # at the end it was 1-Lipschitz; before that, only methods are
+    assert Row(AOC, (finished(0, (0.5, 0.2)),), 1).history_is_proved
+    assert not Row(Contestant.conv("torch.nn:Conv2d"), (finished(0, (0.5, 0.2)),), 1).history_is_proved
+    nearly = Row(AOC, (finished(0, (0.5, 0.2), bound=1.0049),), 1)
+    assert nearly.remarks[0].endswith("is 1.0049.")
     # one seed without a proof: the mean of the others would be that of another set of runs
     assert Row(AOC, (finished(0, (0.5, 0.2)), unproved), 2).figures((0.1, 0.5))["certified@0.1"] is None
 
@@ -199,6 +209,12 @@ def test_a_run_without_finite_loss_diverged(tmp_path):
     result = run(contestant, SMALL, tmp_path, 10, "cpu")
     assert result.status == "diverged" and "loss is nan" in result.reason
     assert result.parameters and result.accuracy is None
+
+
+def test_a_network_without_answers_has_no_accuracy(tmp_path):
+    result = run(Contestant.conv("tests.comparison.entrants:SilentInEval"), SMALL, tmp_path, 10, "cpu")
+    assert result.status == "diverged" and "logits of 451 of 451 test inputs are NaN" in result.reason
+    assert result.accuracy is None and result.attacked is None and result.certified is None
 
 
 def test_why_a_process_ended(tmp_path):

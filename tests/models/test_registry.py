@@ -38,6 +38,11 @@ def test_family_members_have_their_own_defaults():
     assert describe_model("lip_resnet_tiny").options["depths"] == (1, 1, 1)
 
 
+def test_an_option_of_other_models_names_them():
+    with pytest.raises(ParameterError, match="'lip_resnet' has no option method.*Models that have: .*lip_resnet_tiny"):
+        create_model("lip_resnet", method="bro")
+
+
 @pytest.mark.parametrize(
     "options, match",
     [

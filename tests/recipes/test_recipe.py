@@ -54,6 +54,27 @@ def test_a_schedule_of_radii_needs_a_radius():
         Recipe(loss="cosine", radius_schedule="linear")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "needs"),
+    [
+        ("extra_share", 0.3, {"extra": "more.npz"}),
+        ("lookahead_share", 0.3, {"lookahead": 5}),
+        ("radius_warmup", 0.3, {"radius_schedule": "linear"}),
+        ("decay_biases", True, {"weight_decay": 0.1}),
+    ],
+)
+def test_what_has_no_effect_is_refused(name, value, needs):
+    assert getattr(Recipe(**{name: value}, **needs), name) == value
+    with pytest.raises(ParameterError, match=f"{name}={value} has no effect without .*{next(iter(needs))}"):
+        Recipe(**{name: value})
+
+
+def test_parts_of_a_batch_have_the_share_of_extra_images():
+    Recipe(extra="more.npz", extra_share=0.75, batch_size=32, accumulate=8)
+    with pytest.raises(ParameterError, match=r"is 22 images.*1 in each are 16. Choose extra_share=0.5"):
+        Recipe(extra="more.npz", extra_share=0.7, batch_size=32, accumulate=16)
+
+
 def test_training_needs_an_end():
     with pytest.raises(ParameterError, match="epochs=, minutes="):
         Recipe(epochs=None)
