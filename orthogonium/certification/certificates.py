@@ -38,6 +38,7 @@ from orthogonium.certification.evaluation import Batch, Deviations, evaluated, r
 from orthogonium.certification.failures import RefutedError
 from orthogonium.certification.radii import pair_constants
 from orthogonium.certification.refutation import broken_certificates
+from orthogonium.certification.render import at_most
 from orthogonium.errors import GuaranteeWarning, ParameterError, ShapeError, warn
 from orthogonium.layers.wrappers import unwrapped
 
@@ -99,7 +100,11 @@ class Certificates:
         return float((self.radii > eps).double().mean())
 
     def __str__(self) -> str:
-        lines = [f"{len(self.labels)} inputs, {self.bound.value:.7g}-Lipschitz", "", "      eps  certified accuracy"]
+        lines = [
+            f"{len(self.labels)} inputs, {at_most(self.bound.value)}-Lipschitz",
+            "",
+            "      eps  certified accuracy",
+        ]
         lines += [f"{0:9.4f}  {self.accuracy:.4f} (accuracy)"]
         lines += [f"{e:9.4f}  {a:.4f}" for e, a in zip(self.eps, self.certified_accuracy, strict=True)]
         share = "" if self.measured == 1 or self.rounding != "measured" else f" on {self.measured:.0%} of the samples"

@@ -44,6 +44,7 @@ def certify(
     from orthogonium.certification.render import at_most
     from orthogonium.cli.networks import load_inputs, load_network
     from orthogonium.report.evaluation import batches
+    from orthogonium.report.sections import radius_text
 
     chosen = radii(eps) if eps else None
     network = load_network(checkpoint)
@@ -57,7 +58,7 @@ def certify(
         print_json({"checkpoint": checkpoint, "data": inputs.name, **summary(found)})
         return
     rows = [("0 (accuracy)", percent(found.accuracy))]
-    rows += [(f"{e:.4g}", percent(a)) for e, a in zip(found.eps, found.certified_accuracy, strict=True)]
+    rows += [(radius_text(e), percent(a)) for e, a in zip(found.eps, found.certified_accuracy, strict=True)]
     title = f"{network.name}: {len(inputs.labels)} inputs of {inputs.name}, {at_most(found.bound.value)}-Lipschitz"
     print_table(title, ["radius", "certified accuracy"], rows)
     if save is not None:
