@@ -42,6 +42,7 @@ def attack(
     from orthogonium.cli.networks import load_inputs, load_network
     from orthogonium.report.curves import refuted
     from orthogonium.report.evaluation import batches
+    from orthogonium.report.sections import radius_text
 
     chosen = radii(eps) if eps else None
     network = load_network(checkpoint)
@@ -75,7 +76,7 @@ def attack(
         print_table(
             f"{network.name}: {len(labels)} inputs of {inputs.name}, attacked by {method}",
             ["radius", "certified", "attacked"],
-            [clean, *((f"{e:.4g}", percent(c), percent(a)) for e, c, a in rows)],
+            [clean, *((radius_text(e), percent(c), percent(a)) for e, c, a in rows)],
         )
         print(f"Broken certificates: {count}")
     return 1 if count else 0

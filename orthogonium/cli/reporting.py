@@ -103,13 +103,14 @@ def summary(found: Evaluation) -> dict[str, Any]:
 def show(found: Evaluation, network: Network, inputs: Inputs, path: Path) -> None:
     """Print the table, and where the page is."""
     from orthogonium.certification.render import at_most
+    from orthogonium.report.sections import radius_text
 
     certificates, compared, curve = found.certificates, found.compared, found.curve
     total, attacked = len(certificates.labels), len(found.index)
     columns = ["radius", "certified", f"attacked ({curve.method})"]
     rows = [["0 (clean)", percent(certificates.accuracy), percent(curve.accuracy[curve.eps.index(0.0)])]]
     for e, proved in zip(certificates.eps, certificates.certified_accuracy, strict=True):
-        rows.append([f"{e:.4g}", percent(proved), percent(curve.accuracy[curve.eps.index(e)])])
+        rows.append([radius_text(e), percent(proved), percent(curve.accuracy[curve.eps.index(e)])])
     if attacked < total:  # another sample: not to be compared with the whole
         columns[2:] = [f"certified, {attacked} inputs", f"attacked ({curve.method}), the same"]
         for row, e in zip(rows, (0.0, *certificates.eps), strict=True):
