@@ -13,6 +13,7 @@ from torch import nn
 
 from benchmarks.network import evaluation, training
 from benchmarks.side_by_side import chosen_device, table, timed, use_device
+from benchmarks.whole_networks import preset
 
 LEAST_ROUNDS, MOST_ROUNDS = 4, 60
 ENOUGH = 10.0  # seconds for the rounds of a row, but for the least of them
@@ -25,9 +26,10 @@ def plainly(function, *inputs):
 
 def small(kind: str, mode: str, batch: int):
     """A training step of eight 3×3 layers of 64 channels on 8×8 pixels."""
-    from orthogonium.layers import AdaptiveOrthoConv2d
+    from orthogonium.layers import AdaptiveOrthoConv2d, AdaptiveSOCConv2d
 
-    model = nn.Sequential(*(AdaptiveOrthoConv2d(64, 64, 3, padding=1, padding_mode=mode) for _ in range(8)))
+    make = {"ours": AdaptiveOrthoConv2d, "soc": AdaptiveSOCConv2d}[kind]
+    model = nn.Sequential(*(make(64, 64, 3, padding="same", padding_mode=mode) for _ in range(8)))
     x = torch.randn(batch, 64, 8, 8)
 
     def run():
@@ -51,21 +53,31 @@ def whole_image(kind: str, mode: str, batch: int):
     return run
 
 
+def cifar10(kind: str, mode: str, batch: int):
+    """A training step of the preset `cifar10-cpu-30min`, which determines all but the kind."""
+    return preset(kind)
+
+
 SWITCHES = {  # path → what is replaced, and by what
     "along axes": ("orthogonium.layers.conv.execution.FEWEST_ALONG_AXES", 10**9),
     "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
+    "raw bases": ("orthogonium.layers.conv.execution.MOST_FOR_SPANS", -1),
+    "series": ("orthogonium.layers.conv.execution.FEWEST_IN_SERIES", 10**9),
+    "dense without W": ("orthogonium.layers.linear._FEWEST_NUMBERS", 10**12),
     "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
     "memcmp": ("orthogonium.layers.eval_cache.same_values", torch.equal),
     "wrap": ("orthogonium.layers.conv.padding.has_values", lambda *tensors: False),
     "gram schmidt": ("orthogonium.linalg.triangular.evaluate", plainly),
-    "three taps": ("orthogonium.methods.bcop.composition.evaluate", plainly),
+    "three taps": ("orthogonium.methods.bcop.composition._has_three_taps", lambda bases, counts: False),
     "gram": ("orthogonium.kernels.fourier.evaluate", plainly),
+    "exchange": ("orthogonium.layers.activations.sorting.has_values", lambda *tensors: False),
 }
 
 
 def without(path: str | None, job: str, **arguments):
     """The job, with one path switched off during each of its calls."""
-    jobs = {"training": training, "small network": small, "evaluation": evaluation, "whole images": whole_image}
+    jobs = {"training": training, "evaluation": evaluation, "small network": small, "whole images": whole_image}
+    jobs["preset"] = cifar10
     run = jobs[job](**arguments)
     if path is None:
         return run
@@ -81,11 +93,15 @@ ROWS = [  # what it is, switch, job, kind of network, padding, batch
     ("convolving along one axis after the other", "along axes", "training", "ours", "zeros", 64),
     ("convolving along one axis after the other", "along axes", "evaluation", "ours", "zeros", 16),
     ("factors applied in turn", "in turn", "training", "ours", "zeros", 8),
+    ("raw bases, and rotations as reflections, for few pixels", "raw bases", "training", "ours", "zeros", 4),
+    ("the series of SOC, term by term", "series", "small network", "soc", "circular", 64),
+    ("wide dense layers without their rows", "dense without W", "preset", "ours", "zeros", 128),
     ("Fourier transforms for kernels as large as the image", "frequencies", "whole images", "cayley", "circular", 16),
     ("`memcmp` instead of `torch.equal` for stale weights", "memcmp", "evaluation", "ours", "zeros", 1),
     ("derivative of circular padding by hand", "wrap", "training", "ours", "circular", 16),
     ("derivative of Gram–Schmidt by hand", "gram schmidt", "training", "ours", "zeros", 16),
-    ("derivative of 3×3 kernels by hand", "three taps", "small network", "ours", "circular", 16),
+    ("taps of 3×3 kernels at once, derivative by hand", "three taps", "small network", "ours", "circular", 4),
+    ("`MaxMin` by hand", "exchange", "preset", "ours", "zeros", 128),
     ("derivative of Gram kernels by hand (AOL)", "gram", "training", "aol", "zeros", 16),
 ]
 

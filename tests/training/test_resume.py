@@ -86,7 +86,7 @@ def test_a_run_continued_within_its_last_epoch_is_validated_at_its_end(tmp_path,
 def test_slow_weights_radii_and_extra_images_continue(tmp_path, monkeypatch):
     """Checkpoints between two returns to the slow weights, while the radius grows."""
     np.savez(tmp_path / "more.npz", image=np.zeros((20, 8, 8, 1), np.uint8), label=np.arange(20) % 10)
-    extra = {"extra": str(tmp_path / "more.npz"), "extra_share": 0.1}
+    extra = {"extra": str(tmp_path / "more.npz"), "extra_share": 0.125}
     growing = {"loss": "emma", "loss_options": {"eps": 0.5}, "radius_schedule": "linear", "radius_warmup": 0.8}
     recipe = RECIPE.replace(epochs=2, lookahead=3, lookahead_share=0.3, **growing, **extra)
     train(tmp_path / "whole", recipe)
