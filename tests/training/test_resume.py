@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.training import CheckpointError, checkpoints
+from orthogonium.training import CheckpointError, Recipe, checkpoints
 from tests.training.runs import RECIPE, assert_same_bits, small_network, train, weights
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_a_run_continued_within_its_last_epoch_is_validated_at_its_end(tmp_path,
 def test_slow_weights_radii_and_extra_images_continue(tmp_path, monkeypatch):
     """Checkpoints between two returns to the slow weights, while the radius grows."""
     np.savez(tmp_path / "more.npz", image=np.zeros((20, 8, 8, 1), np.uint8), label=np.arange(20) % 10)
-    extra = {"extra": str(tmp_path / "more.npz"), "extra_share": 0.125}
+    extra = {"extra": str(tmp_path / "more.npz"), "extra_share": 0.0625}
     growing = {"loss": "emma", "loss_options": {"eps": 0.5}, "radius_schedule": "linear", "radius_warmup": 0.8}
     recipe = RECIPE.replace(epochs=2, lookahead=3, lookahead_share=0.3, **growing, **extra)
     train(tmp_path / "whole", recipe)
@@ -109,8 +109,8 @@ def test_slow_weights_radii_and_extra_images_continue(tmp_path, monkeypatch):
     assert_same_bits(tmp_path / "parts" / "last.ckpt", tmp_path / "whole" / "last.ckpt")
     assert sum("lookahead_slow" in name for name in weights(tmp_path / "parts" / "last.ckpt")) == 5
     with pytest.raises(CheckpointError, match="extra=None"):
-        train(tmp_path / "parts", recipe.replace(extra=None), resume="auto")
-    train(tmp_path / "constant", recipe.replace(radius_schedule="constant"))
+        train(tmp_path / "parts", recipe.replace(extra=None, extra_share=Recipe.extra_share), resume="auto")
+    train(tmp_path / "constant", recipe.replace(radius_schedule="constant", radius_warmup=Recipe.radius_warmup))
     ours, theirs = weights(tmp_path / "constant" / "last.ckpt"), weights(tmp_path / "whole" / "last.ckpt")
     assert not all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
