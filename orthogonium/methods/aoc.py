@@ -139,7 +139,6 @@ class OrthogonalKernel(ConvKernel):
         return bases, outer_matrices(groups, stages, plan.rko_size)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel `(out, in/g, *k)`."""
         shape = self.geometry.weight_shape
         rko = self._rko(raw[-1]) if self.has_rko else None
         if rko is not None and not self.has_bcop:

@@ -61,7 +61,6 @@ class AlmostOrthogonalKernel(ConvKernel):
         self.channels = min(geometry.group_out, columns)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """`central_tap`, q = 0."""
         raw = central_tap(self.geometry, device, dtype)
         if self.channels == 1:
             return (raw,)
@@ -81,7 +80,6 @@ class AlmostOrthogonalKernel(ConvKernel):
         return stacked if self.rows else stacked.transpose(1, 2)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Rescale the kernel `(out, in/g, *k)`."""
         g = self.geometry
         e = g.effective_stride
         dtype = raw[0].dtype

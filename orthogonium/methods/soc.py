@@ -169,7 +169,6 @@ class SkewExponentialKernel(ConvKernel):
         return t * rounding(self.channels, t.dtype)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel `(out, in/g, *kernel_size)`."""
         return self._exponential(self.skew_taps(raw[0]), *raw[1:])
 
     def stages(self, *raw: Tensor) -> tuple[Tensor, ...]:

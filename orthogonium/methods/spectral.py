@@ -34,11 +34,9 @@ class Matrix(Kernel):
         self.weight_shape = weight_shape
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
-        """A random orthogonal matrix."""
         return random_orthogonal(self.weight_shape, device, dtype)
 
     def invert(self, weight: Tensor) -> Tensor:
-        """The weight itself."""
         return weight.clone()
 
 
@@ -48,7 +46,6 @@ class UnitRows(Matrix):
     group_axes = ()
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Normalize the rows."""
         return unit_norm(raw[0], dim=-1)
 
 
@@ -62,7 +59,6 @@ class UnitBall(Matrix):
         self.niter = niter
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Divide by the certified bound."""
         return spectral_normalize(raw[0], self.niter)
 
 
