@@ -36,8 +36,7 @@ from torch import Tensor
 from orthogonium.kernels import Construction, ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.bcop.composition import along_axes, compose, count_bases, rotation
-from orthogonium.methods.bcop.inverse import decompose
-from orthogonium.methods.bcop.stages import inner_kernels, outer_matrices
+from orthogonium.methods.bcop.inverse import decompose, inner_kernels, outer_matrices
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.rko import polar_raw
 
@@ -131,7 +130,7 @@ class OrthogonalKernel(ConvKernel):
         return self.invert(weight.double())
 
     def _two_stages(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/stages.py`."""
+        """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/inverse.py`."""
         plan, groups = self.plan, weight.unflatten(0, (self.geometry.groups, -1))
         inner = inner_kernels(groups, plan.inner_channels, plan.rko_size)
         bases, _ = decompose(inner, tuple(k - 1 for k in plan.bcop_size), self.rotate)
