@@ -334,12 +334,6 @@ class Constrained(nn.Module):
             return None
         return chain
 
-    @property
-    def weight_is_constrained(self) -> bool:
-        """Whether the weight is what its constraint builds, from any raw parameters: nothing comes after it."""
-        chain = self._constrained_chain()
-        return chain is not None and not chain._forward_hooks and not chain._modules["0"]._forward_hooks
-
     def weight_of(self, source: Source | None) -> Tensor:
         """`weight`, at half the cost of the property when it is kept."""
         weight: Any = self.weight if source is None else source[0](*source[1])

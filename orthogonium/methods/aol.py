@@ -75,8 +75,7 @@ class AlmostOrthogonalKernel(ConvKernel):
         return raw, equal_scales(side, self.niter).to(weight.dtype)
 
     def _scaled_side(self, kernel: Tensor) -> Tensor:  # (g, out, in, *k) → (g, m, n, *k'), where m is scaled
-        e = self.geometry.effective_stride
-        stacked = stack_phases(kernel, e) if max(e, default=1) > 1 else kernel
+        stacked = stack_phases(kernel, self.geometry.effective_stride)
         return stacked if self.rows else stacked.transpose(1, 2)
 
     def build(self, *raw: Tensor) -> Tensor:

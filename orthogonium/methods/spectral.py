@@ -106,7 +106,7 @@ class SpectralKernel(ConvKernel):
         g = self.geometry
         kernel = raw[0] + self._identity(raw[0]) if self.residual else raw[0]
         unit, largest = unit_groups(kernel, g.groups)
-        stacked = stack_phases(unit, g.effective_stride) if max(g.effective_stride, default=1) > 1 else unit
-        squared = squared_norm_bound(stacked.flatten(0, 1), self.niter, g.groups, oversampling=12)
+        stacked = stack_phases(unit, g.effective_stride).flatten(0, 1)
+        squared = squared_norm_bound(stacked, self.niter, g.groups, oversampling=12)
         bound = squared.sqrt().view_as(largest)
         return (unit / torch.where(largest > 0, bound, torch.ones_like(bound))).flatten(0, 1)
