@@ -34,7 +34,7 @@ from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.evaluation import full_precision, has_values, waits
 from orthogonium.methods.batches import build_stacked
-from orthogonium.methods.kernel import INSTEAD, Kernel, as_tuple
+from orthogonium.methods.kernel import INSTEAD, Kernel, Packing, as_tuple
 
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
 
@@ -66,10 +66,14 @@ class Constraint(nn.Module):
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
         supplied = self.supplied(raw)
-        if supplied is not None:
-            self._forget(raw)
+        if supplied is None:
+            return self.kept_or_built(raw)
+        self._forget(raw)
+        if not self.supply.along_axes:
             return supplied
-        return self.kept_or_built(raw)
+        kernel: Any = self.kernel
+        join = full_precision(lambda packed: kernel.from_axes(self._split(packed)))
+        return standard_strides(join(supplied))
 
     def kept_or_built(
         self,
@@ -100,17 +104,8 @@ class Constraint(nn.Module):
         return type(self) is Constraint and _METHODS.isdisjoint(vars(self))
 
     def supplied(self, raw: tuple[Tensor, ...]) -> Tensor | None:
-        """The weight of these raw parameters, if it or its parts have been built beforehand."""
-        built = None if self.supply is None else self.supply(raw)
-        if built is None or not self.supply.along_axes:
-            return built
-        kernel: Any = self.kernel
-        join = full_precision(lambda packed: kernel.from_axes(self._split(packed)))
-        return standard_strides(join(built))
-
-    def is_supplied(self, raw: tuple[Tensor, ...]) -> bool:
-        """Whether the weight of these raw parameters, or its parts, have been built beforehand."""
-        return self.supply is not None and self.supply(raw) is not None
+        """What has been built of these raw parameters beforehand, if anything."""
+        return None if self.supply is None else self.supply(raw)
 
     def keeps(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight is built once and kept: no gradient can flow, and there are values to compare."""
@@ -163,7 +158,7 @@ class Constraint(nn.Module):
 
     def along_axes(self, raw: tuple[Tensor, ...]) -> list[Tensor]:
         """What a layer applies instead of the weight, axis by axis: Note [Along axes] of `methods/aoc.py`."""
-        supplied = self.supply(raw) if self.supply is not None and self.supply.along_axes else None
+        supplied = self.supplied(raw)
         if supplied is None:
             return self._split(self.kept_or_built(raw, "along axes", self.build_along_axes))
         self._forget(raw)
@@ -171,8 +166,7 @@ class Constraint(nn.Module):
 
     def _split(self, packed: Tensor) -> list[Tensor]:
         kernel: Any = self.kernel
-        shapes = kernel.axis_shapes
-        return [part.view(shape) for part, shape in zip(packed.split([*map(math.prod, shapes)]), shapes, strict=True)]
+        return Packing(*kernel.axis_shapes).unpack(packed)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Called by torch at registration (when the raw parameters are known) and on `layer.weight = …`."""

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from orthogonium.methods.kernel import Packing
+
 log = logging.getLogger("orthogonium")
 
 _SILENT_SECONDS = 2.0
@@ -73,13 +75,10 @@ def minimize(
     optimizer = torch.optim.LBFGS(
         [x], max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
     )
-
-    def unpack(x: Tensor) -> tuple[Tensor, ...]:
-        parts = x.split([t.numel() for t in start])
-        return tuple(part.view(t.shape) for part, t in zip(parts, start, strict=True))
+    packing = Packing(*(t.shape for t in start))
 
     def residual_at(x: Tensor) -> Tensor:
-        return residual(*unpack(x))
+        return residual(*packing.unpack(x))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -104,7 +103,7 @@ def minimize(
             done += 1
             progress.update(done, value**0.5)
     progress.close()
-    return unpack(x.detach()), value**0.5
+    return tuple(packing.unpack(x.detach())), value**0.5
 
 
 @torch.no_grad()

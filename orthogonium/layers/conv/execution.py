@@ -107,7 +107,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source) -> bool:
 def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether the weight has not been built yet, and intermediate images are neither rounded nor lost."""
     constraint, raw = source
-    if constraint.keeps(raw) or constraint.is_supplied(raw):
+    if constraint.keeps(raw) or constraint.supplied(raw) is not None:
         return False
     return x.is_contiguous() and _may_be_applied_apart(layer, x, source)  # other memory formats would be lost
 
@@ -167,7 +167,7 @@ def _pays_along_axes(layer: Any, x: Tensor, source: Source) -> bool:
     kernel: Any = constraint.kernel
     if not _has_axes(kernel, x):
         return False
-    if constraint.is_supplied(raw) and not constraint.supply.along_axes:
+    if constraint.supplied(raw) is not None and not constraint.supply.along_axes:
         return False
     if math.prod(x.shape[-layer.dims :]) * kernel.axis_savings < FEWEST_SAVED:
         return False
