@@ -15,7 +15,6 @@ gains little, λ is increased. The equations are solved by conjugate gradients, 
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +23,6 @@ import torch
 from torch import Tensor
 
 from orthogonium.methods.kernel import Packing
-
-log = logging.getLogger("orthogonium")
 
 _SILENT_SECONDS = 2.0
 _PAUSE = 0.5  # seconds between two lines
