@@ -56,7 +56,7 @@ class Constraint(nn.Module):
 
     def __init__(self, kernel: Kernel, initial: Tensor | Raw, lipschitz: float) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel: Any = kernel
         self.lipschitz = lipschitz  # Note [Constants]
         # Orthogonalizers of users may have parameters and buffers: then the weight is not kept, nor built beforehand.
         self.is_of_raw_alone = not [*kernel.parameters(), *kernel.buffers()]
@@ -71,8 +71,7 @@ class Constraint(nn.Module):
         self._forget(raw)
         if not self.supply.along_axes:
             return supplied
-        kernel: Any = self.kernel
-        join = full_precision(lambda packed: kernel.from_axes(self._split(packed)))
+        join = full_precision(lambda packed: self.kernel.from_axes(self._split(packed)))
         return standard_strides(join(supplied))
 
     def kept_or_built(self, raw: Raw, what: Hashable = None, build: Callable[[Raw], Tensor] | None = None) -> Tensor:
@@ -128,8 +127,7 @@ class Constraint(nn.Module):
 
     def build_along_axes(self, raw: Raw) -> Tensor:
         """The weights along axes, in one vector. Note [Along axes] of `methods/aoc.py`."""
-        kernel: Any = self.kernel
-        return self.build(raw, kernel.along_axes, scaled=-1)
+        return self.build(raw, self.kernel.along_axes, scaled=-1)
 
     def build_stacked(self, raw: Raw, along_axes: bool) -> Tensor:  # (n, …) each → (n, …)
         """The same of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
@@ -158,8 +156,7 @@ class Constraint(nn.Module):
         return self._split(supplied)
 
     def _split(self, packed: Tensor) -> list[Tensor]:
-        kernel: Any = self.kernel
-        return Packing(*kernel.axis_shapes).unpack(packed)
+        return Packing(*self.kernel.axis_shapes).unpack(packed)
 
     def right_inverse(self, weight: Tensor) -> Tensor | Raw:
         """Called by torch at registration (when the raw parameters are known) and on `layer.weight = …`."""

@@ -88,7 +88,6 @@ class OrthogonalKernel(ConvKernel):
         return [bases] * self.has_bcop + [matrix] * self.has_rko
 
     def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
-        """Random orthonormal bases and a random orthogonal matrix."""
         return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.raw_shapes)
 
     @property

@@ -44,7 +44,6 @@ class Progress:
         self.start, self.last, self.shown = time.monotonic(), 0.0, False
 
     def update(self, done: int, distance: float) -> None:
-        """Report progress every now and then."""
         now = time.monotonic()
         seconds = now - self.start
         if seconds < _SILENT_SECONDS or (now - self.last < _PAUSE and done < self.total):
@@ -56,7 +55,6 @@ class Progress:
         self.shown = True
 
     def close(self) -> None:
-        """End the line."""
         if self.shown:
             print(file=sys.stderr)
 

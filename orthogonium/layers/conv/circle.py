@@ -200,7 +200,6 @@ class _BRO(CircleConv):
         super().__init__(*sizes, bias, padding_mode, device, dtype, image_size, lipschitz)
 
     def kernel_of(self, geometry: ConvGeometry) -> BlockReflectorKernel:
-        """Some of the directions are reflected."""
         return BlockReflectorKernel(geometry, self.rank)
 
 
