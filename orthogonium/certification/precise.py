@@ -19,7 +19,7 @@ from orthogonium.certification.float64_convolution import convolution
 from orthogonium.certification.tracked import replaced, tensors_in
 from orthogonium.layers.activations.axes import halves
 from orthogonium.layers.activations.sorting import max_min
-from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
+from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.whole import Followed
 
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -55,7 +55,7 @@ class Precise(Followed):
         MaxMin runs without masks and copies, which only serve gradients and take most of its time; Fourier transforms
         use complex numbers inside.
         """
-        if fn in (convolve_frequencies, adjoint_frequencies):
+        if fn is convolve_frequencies:
             kernel = args[1].digits if isinstance(args[1], Precise) else args[1].to(self.digits.dtype)
             return Precise(fn(self.digits, kernel, *args[2:]), torch.promote_types(self.dtype, torch.float32))
         if fn is not max_min:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 def stack_phases(kernel: Tensor, strides: Sequence[int]) -> Tensor:  # (g, m, n, *k) → (g, m, n·∏e, *⌈k/e⌉)
     """The stride-1 kernel of Note [Stride], padded with zeros; images (b, g, n, *k) are split in the same way."""
+    if set(strides) <= {1}:
+        return kernel
     dims = len(strides)
     missing = [-n % e for n, e in zip(kernel.shape[3:], strides, strict=True)]
     x = F.pad(kernel, [p for n in reversed(missing) for p in (0, n)])

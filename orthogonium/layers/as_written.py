@@ -88,7 +88,8 @@ def _is_hooked(module: nn.Module) -> bool:
 def _departure_of_weight(layer: Constrained, statement: str) -> str | None:
     name, chains = type(layer).__name__.removeprefix("Parametrized"), layer._modules.get("parametrizations")
     if chains is not None and "weight" in chains._modules:
-        if layer.weight_is_constrained:
+        chain = layer._constrained_chain()
+        if chain is not None and not chain._forward_hooks and not chain._modules["0"]._forward_hooks:
             return None
         return f"the weight of {name} passes another parametrization, or a hook, after its constraint. Remove it."
     weight: Any = layer.weight

@@ -17,24 +17,7 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constrained, constrain
 from orthogonium.layers.slopes import Activation, bounded_slopes
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.methods.kernel import Device, Kernels
-
-
-class Packing:
-    """Shapes of tensors that are stored one after another in a vector.
-
-    >>> a, b = Packing((2, 3), (4,)).unpack(torch.arange(10))
-    >>> a.shape, b.shape
-    (torch.Size([2, 3]), torch.Size([4]))
-    """
-
-    def __init__(self, *shapes: tuple[int, ...]) -> None:
-        self.shapes = shapes
-        self.sizes = [math.prod(shape) for shape in shapes]
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        """The tensors, as views."""
-        return [t.view(shape) for t, shape in zip(packed.split(self.sizes), self.shapes, strict=True)]
+from orthogonium.methods.kernel import Device, Kernels, Packing
 
 
 class LipschitzBlock(Constrained):

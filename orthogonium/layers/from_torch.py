@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -17,9 +18,10 @@ from torch.nn.utils import parametrize
 from orthogonium.errors import ConstraintError, GeometryError, ParameterError, ShapeError
 from orthogonium.layers.argument_names import argument_names
 from orthogonium.linalg.evaluation import full_precision
-from orthogonium.methods.fitting import fit_kernel, log, minimize
+from orthogonium.methods.fitting import fit_kernel, minimize
 from orthogonium.methods.kernel import Kernels
 
+log = logging.getLogger("orthogonium")
 Layer = TypeVar("Layer", bound=nn.Module)
 _CONV = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 _SAMPLES = 8192  # vectors or pixels on which a block is compared, and at most fitted

@@ -129,7 +129,7 @@ class OrthoLinear(_ConstrainedLinear):
         kernel: Any = constraint.kernel
         if not needs_no_rows(kernel.orthogonalize, x, raw) or kind(kernel) is None:
             return False
-        if constraint.keeps(source[1]) or constraint.is_supplied(source[1]):
+        if constraint.keeps(source[1]) or constraint.supplied(source[1]) is not None:
             return False
         # What torch refuses goes through the weight, so torch raises its own error.
         tensors = (raw, x) if self.bias is None else (raw, x, self.bias)

@@ -34,7 +34,7 @@ from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.evaluation import full_precision, has_values, waits
 from orthogonium.methods.batches import build_stacked
-from orthogonium.methods.kernel import INSTEAD, Kernel, as_tuple
+from orthogonium.methods.kernel import INSTEAD, Kernel, Packing, Raw, as_tuple
 
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
 
@@ -54,29 +54,27 @@ class Constraint(nn.Module):
 
     supply: Any = None
 
-    def __init__(self, kernel: Kernel, initial: Tensor | tuple[Tensor, ...], lipschitz: float) -> None:
+    def __init__(self, kernel: Kernel, initial: Tensor | Raw, lipschitz: float) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel: Any = kernel
         self.lipschitz = lipschitz  # Note [Constants]
         # Orthogonalizers of users may have parameters and buffers: then the weight is not kept, nor built beforehand.
         self.is_of_raw_alone = not [*kernel.parameters(), *kernel.buffers()]
-        self._initial: Tensor | tuple[Tensor, ...] | None = initial
+        self._initial: Tensor | Raw | None = initial
         self._kept: dict[Hashable, Kept] | None = None  # by what was built
 
     def forward(self, *raw: Tensor) -> Tensor:
         """The constrained weight, from the cache when no gradient can flow (Note [Eval cache])."""
         supplied = self.supplied(raw)
-        if supplied is not None:
-            self._forget(raw)
+        if supplied is None:
+            return self.kept_or_built(raw)
+        self._forget(raw)
+        if not self.supply.along_axes:
             return supplied
-        return self.kept_or_built(raw)
+        join = full_precision(lambda packed: self.kernel.from_axes(self._split(packed)))
+        return standard_strides(join(supplied))
 
-    def kept_or_built(
-        self,
-        raw: tuple[Tensor, ...],
-        what: Hashable = None,
-        build: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
-    ) -> Tensor:
+    def kept_or_built(self, raw: Raw, what: Hashable = None, build: Callable[[Raw], Tensor] | None = None) -> Tensor:
         """The weight of these raw parameters, kept if possible.
 
         Kernels with several weights (one per image size) name the one they want, `what`, and what builds it.
@@ -99,35 +97,24 @@ class Constraint(nn.Module):
         """Whether weights are built as this class does, by no subclass and no method of the instance."""
         return type(self) is Constraint and _METHODS.isdisjoint(vars(self))
 
-    def supplied(self, raw: tuple[Tensor, ...]) -> Tensor | None:
-        """The weight of these raw parameters, if it or its parts have been built beforehand."""
-        built = None if self.supply is None else self.supply(raw)
-        if built is None or not self.supply.along_axes:
-            return built
-        kernel: Any = self.kernel
-        join = full_precision(lambda packed: kernel.from_axes(self._split(packed)))
-        return standard_strides(join(built))
+    def supplied(self, raw: Raw) -> Tensor | None:
+        """What has been built of these raw parameters beforehand, if anything."""
+        return None if self.supply is None else self.supply(raw)
 
-    def is_supplied(self, raw: tuple[Tensor, ...]) -> bool:
-        """Whether the weight of these raw parameters, or its parts, have been built beforehand."""
-        return self.supply is not None and self.supply(raw) is not None
-
-    def keeps(self, raw: tuple[Tensor, ...]) -> bool:
+    def keeps(self, raw: Raw) -> bool:
         """Whether the weight is built once and kept: no gradient can flow, and there are values to compare."""
         if not self.is_of_raw_alone or self._may_train(raw) or not has_values(*raw):
             return False
         return not any(p.is_inference() and waits(p) for p in raw)  # inference tensors have no version
 
-    def _may_train(self, raw: tuple[Tensor, ...]) -> bool:
+    def _may_train(self, raw: Raw) -> bool:
         return self.training or (torch.is_grad_enabled() and any(p.requires_grad for p in raw))
 
-    def _forget(self, raw: tuple[Tensor, ...]) -> None:
+    def _forget(self, raw: Raw) -> None:
         if self._kept is not None and waits(raw[0]) and self._may_train(raw):
             self._kept = None
 
-    def build(
-        self, raw: tuple[Tensor, ...], by: Callable[..., Any] | None = None, first: int = 0, scaled: int = 1
-    ) -> Tensor:
+    def build(self, raw: Raw, by: Callable[..., Any] | None = None, first: int = 0, scaled: int = 1) -> Tensor:
         """The weight, built by the kernel or `by` the given function. Note [Precision].
 
         Several kernels are joined from the axis `first` on; those from `scaled` on get the constant of the layer.
@@ -138,12 +125,11 @@ class Constraint(nn.Module):
             built = torch.cat([t.flatten(first) for t in built], first)
         return standard_strides(built)
 
-    def build_along_axes(self, raw: tuple[Tensor, ...]) -> Tensor:
+    def build_along_axes(self, raw: Raw) -> Tensor:
         """The weights along axes, in one vector. Note [Along axes] of `methods/aoc.py`."""
-        kernel: Any = self.kernel
-        return self.build(raw, kernel.along_axes, scaled=-1)
+        return self.build(raw, self.kernel.along_axes, scaled=-1)
 
-    def build_stacked(self, raw: tuple[Tensor, ...], along_axes: bool) -> Tensor:  # (n, …) each → (n, …)
+    def build_stacked(self, raw: Raw, along_axes: bool) -> Tensor:  # (n, …) each → (n, …)
         """The same of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
         by = partial(build_stacked, self.kernel, by="along_axes" if along_axes else "build")
         return self.build(raw, by, 1, -1 if along_axes else 1)
@@ -156,25 +142,23 @@ class Constraint(nn.Module):
             return self.lipschitz * built
         return *built[:scaled], *(self.lipschitz * kernel for kernel in built[scaled:])
 
-    def parts(self, by: Callable[..., tuple[Tensor, ...]], raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def parts(self, by: Callable[..., tuple[Tensor, ...]], raw: Raw) -> tuple[Tensor, ...]:
         """What a layer applies instead of the weight, by a method of the kernel; without the constant."""
         self._forget(raw)
         return full_precision(by, self.is_of_raw_alone)(*raw)
 
-    def along_axes(self, raw: tuple[Tensor, ...]) -> list[Tensor]:
+    def along_axes(self, raw: Raw) -> list[Tensor]:
         """What a layer applies instead of the weight, axis by axis: Note [Along axes] of `methods/aoc.py`."""
-        supplied = self.supply(raw) if self.supply is not None and self.supply.along_axes else None
+        supplied = self.supplied(raw)
         if supplied is None:
             return self._split(self.kept_or_built(raw, "along axes", self.build_along_axes))
         self._forget(raw)
         return self._split(supplied)
 
     def _split(self, packed: Tensor) -> list[Tensor]:
-        kernel: Any = self.kernel
-        shapes = kernel.axis_shapes
-        return [part.view(shape) for part, shape in zip(packed.split([*map(math.prod, shapes)]), shapes, strict=True)]
+        return Packing(*self.kernel.axis_shapes).unpack(packed)
 
-    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def right_inverse(self, weight: Tensor) -> Tensor | Raw:
         """Called by torch at registration (when the raw parameters are known) and on `layer.weight = …`."""
         if self._initial is not None:
             raw, self._initial = self._initial, None
@@ -219,7 +203,7 @@ class Constraint(nn.Module):
 
 _METHODS = frozenset(name for name, value in vars(Constraint).items() if callable(value))
 Own = TypeVar("Own", bound=nn.Module)
-Source = tuple[Constraint, tuple[Tensor, ...]]  # of a weight: its constraint and raw parameters
+Source = tuple[Constraint, Raw]  # of a weight: its constraint and raw parameters
 
 
 def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> None:
@@ -230,7 +214,7 @@ def constrain(layer: Constrained, kernel: Kernel, lipschitz: float = 1.0) -> Non
     parametrize.register_parametrization(layer, "weight", constraint, unsafe=True)
 
 
-def raw_parameters(chain: Any) -> tuple[Tensor, ...] | None:
+def raw_parameters(chain: Any) -> Raw | None:
     """What a `ParametrizationList` gives its constraint, in order; None if hooks (of pruning) decide at each call.
 
     Tensors may take the place of parameters: replicas on other devices and dual numbers are set as attributes.
@@ -333,12 +317,6 @@ class Constrained(nn.Module):
         if chain is None or len(chain._modules) != 1 or not isinstance(chain._modules["0"], Constraint):
             return None
         return chain
-
-    @property
-    def weight_is_constrained(self) -> bool:
-        """Whether the weight is what its constraint builds, from any raw parameters: nothing comes after it."""
-        chain = self._constrained_chain()
-        return chain is not None and not chain._forward_hooks and not chain._modules["0"]._forward_hooks
 
     def weight_of(self, source: Source | None) -> Tensor:
         """`weight`, at half the cost of the property when it is kept."""

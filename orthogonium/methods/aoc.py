@@ -36,8 +36,7 @@ from torch import Tensor
 from orthogonium.kernels import Construction, ConvGeometry, block_conv, select_method
 from orthogonium.linalg import OrthoParams, check_ortho_params, random_orthogonal
 from orthogonium.methods.bcop.composition import along_axes, compose, count_bases, rotation
-from orthogonium.methods.bcop.inverse import decompose
-from orthogonium.methods.bcop.stages import inner_kernels, outer_matrices
+from orthogonium.methods.bcop.inverse import decompose, inner_kernels, outer_matrices
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.rko import polar_raw
 
@@ -89,7 +88,6 @@ class OrthogonalKernel(ConvKernel):
         return [bases] * self.has_bcop + [matrix] * self.has_rko
 
     def initial(self, device: Device, dtype: torch.dtype, generator: torch.Generator | None = None) -> Raw:
-        """Random orthonormal bases and a random orthogonal matrix."""
         return tuple(random_orthogonal(shape, device, dtype, generator) for shape in self.raw_shapes)
 
     @property
@@ -131,7 +129,7 @@ class OrthogonalKernel(ConvKernel):
         return self.invert(weight.double())
 
     def _two_stages(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/stages.py`."""
+        """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/inverse.py`."""
         plan, groups = self.plan, weight.unflatten(0, (self.geometry.groups, -1))
         inner = inner_kernels(groups, plan.inner_channels, plan.rko_size)
         bases, _ = decompose(inner, tuple(k - 1 for k in plan.bcop_size), self.rotate)
@@ -139,7 +137,6 @@ class OrthogonalKernel(ConvKernel):
         return bases, outer_matrices(groups, stages, plan.rko_size)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel `(out, in/g, *k)`."""
         shape = self.geometry.weight_shape
         rko = self._rko(raw[-1]) if self.has_rko else None
         if rko is not None and not self.has_bcop:

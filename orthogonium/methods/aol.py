@@ -61,7 +61,6 @@ class AlmostOrthogonalKernel(ConvKernel):
         self.channels = min(geometry.group_out, columns)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """`central_tap`, q = 0."""
         raw = central_tap(self.geometry, device, dtype)
         if self.channels == 1:
             return (raw,)
@@ -76,12 +75,10 @@ class AlmostOrthogonalKernel(ConvKernel):
         return raw, equal_scales(side, self.niter).to(weight.dtype)
 
     def _scaled_side(self, kernel: Tensor) -> Tensor:  # (g, out, in, *k) → (g, m, n, *k'), where m is scaled
-        e = self.geometry.effective_stride
-        stacked = stack_phases(kernel, e) if max(e, default=1) > 1 else kernel
+        stacked = stack_phases(kernel, self.geometry.effective_stride)
         return stacked if self.rows else stacked.transpose(1, 2)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Rescale the kernel `(out, in/g, *k)`."""
         g = self.geometry
         e = g.effective_stride
         dtype = raw[0].dtype

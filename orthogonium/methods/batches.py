@@ -40,13 +40,10 @@ def _describe(part: nn.Module) -> Hashable | None:
     options = tuple((name, value) for name, value in vars(part).items() if name[0] != "_" and name != "training")
     parts = tuple((name, p is None or _describe(p)) for name, p in part._modules.items())
     known = declared not in (None, False) and not (part._parameters or part._buffers)
-    if not known or any(p is None for _, p in parts) or not all(map(_can_be_compared, dict(options).values())):
+    comparable = all(isinstance(value, Hashable) and not isinstance(value, Tensor) for _, value in options)
+    if not known or not comparable or any(p is None for _, p in parts):
         return None
     return type(part), options, parts
-
-
-def _can_be_compared(value: object) -> bool:
-    return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
 def are_alike(known: nn.Module | None, part: nn.Module | None) -> bool:

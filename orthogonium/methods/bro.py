@@ -79,7 +79,6 @@ class BlockReflectorKernel(CircleKernel):
         return central_tap(ConvGeometry.of(g.dims, *channels, self.taps_grid, groups=g.groups), device, dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
-        """The block reflectors of the symbol of V, cut to the shape of the kernel."""
         g = self.geometry
         v = symbol(unit_groups(raw[0], g.groups)[0], grid, (1,) * g.dims)
         return complex_reflectors(v, grid)[..., : g.group_out, : self.columns]

@@ -32,7 +32,6 @@ class CayleyKernel(CircleKernel):
         return taps.to(dtype), torch.linalg.vector_norm(taps.unflatten(0, (g.groups, -1)).flatten(1), dim=1).to(dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
-        """The Cayley transforms of the symbol of `α·W/‖W‖`."""
         g = self.geometry
         taps, _ = unit_groups(raw[0], g.groups)
         norm = torch.linalg.vector_norm(taps.flatten(1), dim=1)

@@ -78,7 +78,6 @@ class CircleKernel(ConvKernel):
         raise NotImplementedError
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel `(out, in/g, *sizes of the image)`."""
         return self.build_on(self.grid, *raw)
 
     def build_on(self, grid: Grid, *raw: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ class PotentialKernels(ResidualKernels):
         self.niter = niter
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Kaiming uniform W."""
         w = torch.empty(self.geometry.weight_shape, device=device, dtype=dtype)
         return (nn.init.kaiming_uniform_(w, a=math.sqrt(5)),)
 

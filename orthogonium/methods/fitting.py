@@ -15,7 +15,6 @@ gains little, λ is increased. The equations are solved by conjugate gradients, 
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-log = logging.getLogger("orthogonium")
+from orthogonium.methods.kernel import Packing
 
 _SILENT_SECONDS = 2.0
 _PAUSE = 0.5  # seconds between two lines
@@ -45,7 +44,6 @@ class Progress:
         self.start, self.last, self.shown = time.monotonic(), 0.0, False
 
     def update(self, done: int, distance: float) -> None:
-        """Report progress every now and then."""
         now = time.monotonic()
         seconds = now - self.start
         if seconds < _SILENT_SECONDS or (now - self.last < _PAUSE and done < self.total):
@@ -57,7 +55,6 @@ class Progress:
         self.shown = True
 
     def close(self) -> None:
-        """End the line."""
         if self.shown:
             print(file=sys.stderr)
 
@@ -73,13 +70,10 @@ def minimize(
     optimizer = torch.optim.LBFGS(
         [x], max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
     )
-
-    def unpack(x: Tensor) -> tuple[Tensor, ...]:
-        parts = x.split([t.numel() for t in start])
-        return tuple(part.view(t.shape) for part, t in zip(parts, start, strict=True))
+    packing = Packing(*(t.shape for t in start))
 
     def residual_at(x: Tensor) -> Tensor:
-        return residual(*unpack(x))
+        return residual(*packing.unpack(x))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -104,7 +98,7 @@ def minimize(
             done += 1
             progress.update(done, value**0.5)
     progress.close()
-    return unpack(x.detach()), value**0.5
+    return tuple(packing.unpack(x.detach())), value**0.5
 
 
 @torch.no_grad()

@@ -28,11 +28,9 @@ class PolarKernel(CircleKernel):
         super().__init__(geometry)
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
-        """An orthogonal tap in the middle plus a little noise."""
         return central_tap(self.geometry, device, dtype)
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
-        """The polar factors of the symbol."""
         g = self.geometry
         return on_complex(polar, symbol(unit_groups(raw[0], g.groups)[0], grid, g.stride))
 

@@ -58,19 +58,15 @@ class ReshapedKernel(ConvKernel):
         self.orthogonalize = ortho_params.build(self.raw_shape)
 
     def initial(self, device: Device, dtype: torch.dtype) -> Raw:
-        """A random orthogonal matrix."""
         return (random_orthogonal(self.raw_shape, device, dtype),)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel of the raw matrix."""
         return self.scale * self.orthogonalize(raw[0]).reshape(self.geometry.weight_shape)
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The matrix that was read as this kernel."""
         return ((weight / self.scale).reshape(self.raw_shape),)
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """The polar factor of the matrix."""
         return polar_raw(weight.reshape(self.raw_shape), self.orthogonalize)
 
 
@@ -85,9 +81,7 @@ class OrthogonalMatrix(Matrix):
         self.orthogonalize = ortho_params.build(weight_shape)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The orthogonal matrix that the orthogonalizer makes of the raw one."""
         return self.orthogonalize(raw[0])
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
-        """The polar factor."""
         return polar_raw(weight, self.orthogonalize)

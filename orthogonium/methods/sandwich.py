@@ -53,7 +53,6 @@ class SandwichKernels(Kernels):
         self.shapes = geometry.weight_shape, (q, q // geometry.groups, *self.coarse_size)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Random orthogonal kernels and `d = 0`."""
         lift = () if self.lift is None else self.lift.initial(device, dtype)
         d = (torch.zeros(self.geometry.out_channels, device=device, dtype=dtype),) if self.scaled else ()
         return (*self.pair.initial(device, dtype), *lift, *d)

@@ -80,7 +80,6 @@ class SDPKernels(ResidualKernels):
         return (w, torch.zeros(self.geometry.out_channels, device=device, dtype=dtype)) if weighted else (w,)
 
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
-        """W and `T⁻¹W`."""
         w, q = raw[0], raw[1] if len(raw) > 1 else None
         unit, scale = split_scale(w, self.geometry.groups)
         t = gram_diagonal(unit, q, self.niter, self.geometry.groups)
@@ -97,10 +96,8 @@ class OrthogonalResidual(ResidualKernels):
         self.orthogonal = OrthogonalKernel(geometry, ortho_params)
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """A random orthogonal kernel."""
         return self.orthogonal.initial(device, dtype)
 
     def pair(self, *raw: Tensor) -> tuple[Tensor, Tensor]:
-        """The kernel, twice."""
         w = self.orthogonal.build(*raw)
         return w, w

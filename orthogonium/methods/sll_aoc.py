@@ -41,7 +41,6 @@ class FusedKernels(Kernels):
         self.shapes = tuple(g.weight_shape for g in (first.then(core), core.adjoint().then(last), first.then(last)))
 
     def initial(self, device: Device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The initial parameters of the parts: pre, post, block."""
         pre = () if self.pre is None else self.pre.initial(device, dtype)
         post = self.post.initial(device, dtype) if self.post.trainable else ()
         return (*pre, *post, *self.residual.initial(device, dtype))
@@ -57,7 +56,6 @@ class FusedKernels(Kernels):
         return pre, *self.residual.pair(*raw[last:]), post
 
     def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
-        """Compose the three kernels."""
         groups = self.residual.geometry.groups
         pre, w, u, post = self.parts(*raw)
         outer = block_conv(-2 * adjoint(u, groups), post, groups)

@@ -34,7 +34,7 @@ from orthogonium.kernels import ConvGeometry, adjoint, block_conv, select_method
 from orthogonium.kernels.dominance import check_steps, dominating_diagonal, rounding
 from orthogonium.kernels.exponential import SAFE_ORDERS, grown_size, skew_exponential, smallest_singular_value
 from orthogonium.linalg import OrthoParams, qr, random_orthogonal
-from orthogonium.methods.bcop.stages import inner_kernels, outer_matrices
+from orthogonium.methods.bcop.inverse import inner_kernels, outer_matrices
 from orthogonium.methods.fitting import fit_kernel
 from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.sll import smallest_scale
@@ -112,7 +112,7 @@ class SkewExponentialKernel(ConvKernel):
         return self._unscaled(skew), *matrix
 
     def _two_stages(self, weight: Tensor, skew: Tensor) -> tuple[Tensor, Tensor]:
-        """The skew taps and the strided stage: Note [Two stages] of `bcop/stages.py`.
+        """The skew taps and the strided stage: Note [Two stages] of `bcop/inverse.py`.
 
         The inner stage is known up to a rotation of its outputs, which is fitted along with the skew taps.
         """
@@ -169,7 +169,6 @@ class SkewExponentialKernel(ConvKernel):
         return t * rounding(self.channels, t.dtype)
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel `(out, in/g, *kernel_size)`."""
         return self._exponential(self.skew_taps(raw[0]), *raw[1:])
 
     def stages(self, *raw: Tensor) -> tuple[Tensor, ...]:

@@ -34,11 +34,9 @@ class Matrix(Kernel):
         self.weight_shape = weight_shape
 
     def initial(self, device: Device, dtype: torch.dtype) -> Tensor:
-        """A random orthogonal matrix."""
         return random_orthogonal(self.weight_shape, device, dtype)
 
     def invert(self, weight: Tensor) -> Tensor:
-        """The weight itself."""
         return weight.clone()
 
 
@@ -48,7 +46,6 @@ class UnitRows(Matrix):
     group_axes = ()
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Normalize the rows."""
         return unit_norm(raw[0], dim=-1)
 
 
@@ -62,7 +59,6 @@ class UnitBall(Matrix):
         self.niter = niter
 
     def build(self, *raw: Tensor) -> Tensor:
-        """Divide by the certified bound."""
         return spectral_normalize(raw[0], self.niter)
 
 
@@ -110,7 +106,7 @@ class SpectralKernel(ConvKernel):
         g = self.geometry
         kernel = raw[0] + self._identity(raw[0]) if self.residual else raw[0]
         unit, largest = unit_groups(kernel, g.groups)
-        stacked = stack_phases(unit, g.effective_stride) if max(g.effective_stride, default=1) > 1 else unit
-        squared = squared_norm_bound(stacked.flatten(0, 1), self.niter, g.groups, oversampling=12)
+        stacked = stack_phases(unit, g.effective_stride).flatten(0, 1)
+        squared = squared_norm_bound(stacked, self.niter, g.groups, oversampling=12)
         bound = squared.sqrt().view_as(largest)
         return (unit / torch.where(largest > 0, bound, torch.ones_like(bound))).flatten(0, 1)

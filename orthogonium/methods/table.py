@@ -1,7 +1,7 @@
 """The one table of methods: `METHODS`. Façades, tests, benchmarks and the tables of the documentation read it.
 
 Our layers are named by their path, since methods do not import layers. A new method is a file here, its layers, and
-one entry below; methods of other packages are registered (Note [Methods from outside] of `registry.py`).
+an entry in both tables below; methods of other packages are registered (Note [Methods from outside] of `registry.py`).
 """
 
 from __future__ import annotations
@@ -21,121 +21,80 @@ def _family(place: str, on_images: str | None = None) -> dict[int, str]:
     return {dims: _layer(on_images if dims == 2 and on_images else place.format(dims)) for dims in (1, 2, 3)}
 
 
-def _linear(conv: str, transpose_on_images: str | None = None, dense: str = "linear:OrthoLinear") -> dict[str, Any]:
+def _linear(
+    conv: str, transpose_on_images: str | None = None, dense: str = "linear:OrthoLinear", **options: Any
+) -> dict[str, Any]:
     """Convolutions `…Conv{}d` with their transposes `…ConvTranspose{}d`, and the dense layer."""
     transposes = _family(conv.replace("Conv{}d", "ConvTranspose{}d"), transpose_on_images)
-    return {"conv": _family(conv), "conv_transpose": transposes, "linear": _layer(dense)}
+    return {"conv": _family(conv), "conv_transpose": transposes, "linear": _layer(dense), **options}
 
 
-def _circle(name: str, ortho_params: OrthoParams | None = None) -> dict[str, Any]:
+def _circle(name: str, **linear_options: OrthoParams) -> dict[str, Any]:
     """Convolutions of `conv/circle.py`, and the preset that does the same to the matrix of a dense layer."""
-    options = {} if ortho_params is None else {"ortho_params": ortho_params}
     layers = {"conv": _family(f"conv.circle:{name}Conv{{}}d"), "linear": _layer("linear:OrthoLinear")}
-    return {**layers, "linear_options": options, "dilation": False}
+    return {**layers, "linear_options": linear_options, "dilation": False}
+
+
+def _block(conv: str, on_images: str | None = None, dense: str | None = None, **options: Any) -> dict[str, Any]:
+    """Blocks that contain their activation."""
+    return {"conv": _family(conv, on_images), "linear": dense and _layer(dense), "activated": True, **options}
 
 
 EITHER = "circular or zeros"
 CIRCULAR = "circular; 1-Lipschitz with zeros"
 CIRCLE = "circular; a kernel as large as the n × n image, another for each size"
+TILES = f"{EITHER}; orthogonal if circular and kernel ≤ stride"
+SERIES = f"{EITHER}; singular values ≥ 1 − 6.1e-3 (order 4) if circular"
+AOC = "orthogonal kernels: Boissin et al. 2025"
 
-BUILT_IN = (
-    Method("aoc", "Boissin et al. 2025", "orthogonal", CIRCULAR, "36 c³", **_linear("conv.aoc:AdaptiveOrthoConv{}d")),
-    Method(
-        "bcop",
-        "Li et al. 2019",
-        "orthogonal",
-        CIRCULAR,
-        "36 c³",
-        **_linear("conv.bcop:FastBlockConv{}d", "conv.bcop:FastBlockConvTranspose2D"),
-    ),
-    Method(
-        "rko",
-        "Serrurier et al. 2021",
-        "lipschitz",
-        f"{EITHER}; orthogonal if circular and kernel ≤ stride",
-        "60 c³",
-        **_linear("conv.rko:RKOConv{}d", "conv.rko:RkoConvTranspose2d"),
-    ),
-    Method(
-        "soc",
-        "Singla & Feizi 2021; explicit kernel: Boissin et al. 2025",
-        "lipschitz",
-        f"{EITHER}; singular values ≥ 1 − 6.1e-3 (order 4) if circular",
-        "570 c³",
-        **_linear("conv.soc:AdaptiveSOCConv{}d"),
+_ROWS: tuple[tuple[Any, ...], ...] = (  # name, paper, guarantee, padding, cost
+    ("aoc", "Boissin et al. 2025", "orthogonal", CIRCULAR, "36 c³"),
+    ("bcop", "Li et al. 2019", "orthogonal", CIRCULAR, "36 c³"),
+    ("rko", "Serrurier et al. 2021", "lipschitz", TILES, "60 c³"),
+    ("soc", "Singla & Feizi 2021; explicit kernel: Boissin et al. 2025", "lipschitz", SERIES, "570 c³"),
+    ("aol", "Prach & Lampert 2022", "lipschitz", EITHER, "80 c³"),
+    ("spectral", "Delattre et al. 2023", "lipschitz", EITHER, "1 000 c³; 19 000 c³ on accelerators"),
+    ("cayley", "Trockman & Kolter 2021", "orthogonal", CIRCLE, "24 n² c³"),
+    ("lot", "Xu et al. 2022", "orthogonal", CIRCLE, "340 n² c³"),
+    ("bro", "Lai et al. 2025", "orthogonal", CIRCLE, "7 n² c³"),
+    ("eco", "Yu et al. 2022", "orthogonal", CIRCLE, "1 800 c³ if 3 divides n"),
+    ("sll", "Araujo et al. 2023", "lipschitz", EITHER, "as aol, on the inner channels"),
+    ("sll-aoc", f"Araujo et al. 2023; fused with {AOC}", "lipschitz", EITHER, "as sll and two aoc kernels"),
+    ("sandwich", f"Wang & Manchester 2023; on {AOC}", "lipschitz", EITHER, "aoc from in + out to out channels"),
+    ("cpl", "Meunier et al. 2022", "lipschitz", EITHER, "Gram iteration on a frequency grid"),
+)
+_LAYERS = {  # and options: the other fields of `Method`
+    "aoc": _linear("conv.aoc:AdaptiveOrthoConv{}d"),
+    "bcop": _linear("conv.bcop:FastBlockConv{}d", "conv.bcop:FastBlockConvTranspose2D"),
+    "rko": _linear("conv.rko:RKOConv{}d", "conv.rko:RkoConvTranspose2d"),
+    "soc": _linear(
+        "conv.soc:AdaptiveSOCConv{}d",
         linear_options={"ortho_params": EXP_ORTHO_PARAMS},
         conv_options={"padding_to": "kernel"},
     ),
-    Method(
-        "aol",
-        "Prach & Lampert 2022",
-        "lipschitz",
-        EITHER,
-        "80 c³",
-        **_linear("conv.aol:AOLConv{}d", dense="linear:AOLLinear"),
-    ),
-    Method(
-        "spectral",
-        "Delattre et al. 2023",
-        "lipschitz",
-        EITHER,
-        "1 000 c³; 19 000 c³ on accelerators",
-        **_linear("conv.spectral:SpectralConv{}d", dense="linear:SpectralLinear"),
-    ),
-    Method(
-        "cayley", "Trockman & Kolter 2021", "orthogonal", CIRCLE, "24 n² c³", **_circle("Cayley", CAYLEY_ORTHO_PARAMS)
-    ),
-    Method("lot", "Xu et al. 2022", "orthogonal", CIRCLE, "340 n² c³", **_circle("LOT", POLAR_ORTHO_PARAMS)),
-    Method("bro", "Lai et al. 2025", "orthogonal", CIRCLE, "7 n² c³", **_circle("BRO")),
-    Method(
-        "eco", "Yu et al. 2022", "orthogonal", CIRCLE, "1 800 c³ if 3 divides n", **_circle("ECO", EXP_ORTHO_PARAMS)
-    ),
-    Method(
-        "sll",
-        "Araujo et al. 2023",
-        "lipschitz",
-        EITHER,
-        "as aol, on the inner channels",
-        conv=_family("conv.sll:SDPBasedLipschitzResBlock{}d", "conv.sll:SDPBasedLipschitzResBlock"),
+    "aol": _linear("conv.aol:AOLConv{}d", dense="linear:AOLLinear"),
+    "spectral": _linear("conv.spectral:SpectralConv{}d", dense="linear:SpectralLinear"),
+    "cayley": _circle("Cayley", ortho_params=CAYLEY_ORTHO_PARAMS),
+    "lot": _circle("LOT", ortho_params=POLAR_ORTHO_PARAMS),
+    "bro": _circle("BRO"),
+    "eco": _circle("ECO", ortho_params=EXP_ORTHO_PARAMS),
+    "sll": _block(
+        "conv.sll:SDPBasedLipschitzResBlock{}d",
+        "conv.sll:SDPBasedLipschitzResBlock",
         conv_options={"inner_dim_factor": 2.0},
         square=True,
-        activated=True,
         further=(_layer("sll:SDPBasedLipschitzDense"), _layer("conv.sll:AOCLipschitzResBlock")),
         stride=False,
     ),
-    Method(
-        "sll-aoc",
-        "Araujo et al. 2023; fused with orthogonal kernels: Boissin et al. 2025",
-        "lipschitz",
-        EITHER,
-        "as sll and two aoc kernels",
-        conv=_family("conv.sll:SLLxAOCLipschitzResBlock{}d", "conv.sll:SLLxAOCLipschitzResBlock"),
+    "sll-aoc": _block(
+        "conv.sll:SLLxAOCLipschitzResBlock{}d",
+        "conv.sll:SLLxAOCLipschitzResBlock",
         conv_options={"inner_dim_factor": 2.0},
-        activated=True,
     ),
-    Method(
-        "sandwich",
-        "Wang & Manchester 2023; on orthogonal kernels: Boissin et al. 2025",
-        "lipschitz",
-        EITHER,
-        "aoc from in + out to out channels",
-        conv=_family("conv.sandwich:SandwichConv{}d"),
-        linear=_layer("sandwich:SandwichLinear"),
-        activated=True,
-    ),
-    Method(
-        "cpl",
-        "Meunier et al. 2022",
-        "lipschitz",
-        EITHER,
-        "Gram iteration on a frequency grid",
-        conv=_family("conv.cpl:CPLConv{}d"),
-        linear=_layer("cpl:CPLLinear"),
-        square=True,
-        activated=True,
-        stride=False,
-    ),
-)
+    "sandwich": _block("conv.sandwich:SandwichConv{}d", dense="sandwich:SandwichLinear"),
+    "cpl": _block("conv.cpl:CPLConv{}d", dense="cpl:CPLLinear", square=True, stride=False),
+}
+BUILT_IN = tuple(Method(*row, **_LAYERS[row[0]]) for row in _ROWS)
 
 METHODS = MethodTable(BUILT_IN)
 """All methods by name, ours and registered ones."""

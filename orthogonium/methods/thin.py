@@ -94,7 +94,6 @@ class ThinKernel(OrthogonalKernel):
         return [orthonormalize(t) for orthonormalize, t in zip(maps, raw[:-1], strict=True)]
 
     def build(self, *raw: Tensor) -> Tensor:
-        """The kernel `(out, in/g, *k)`."""
         x = self._rko(raw[-1]).transpose(1, 2).contiguous()
         for axis, bases in reversed(list(zip(self.axes, self._bases(raw), strict=True))):
             x = apply_to_kernel(bases, x, axis + 3)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from orthogonium.methods.bcop.composition import compose
-from orthogonium.methods.bcop.factorization import factorize
-from orthogonium.methods.bcop.inverse import decompose
+from orthogonium.methods.bcop.inverse import decompose, factorize
 
 
 def bases_of(*shape):

@@ -11,18 +11,17 @@ from torch import Tensor
 from orthogonium.certification.rounding import product_roundoff, sum_growth, sum_roundoff, underflow, unit_roundoff
 from orthogonium.certification.rules.call import Effect, Local, NoBound, constant_of, is_value
 from orthogonium.certification.rules.measured import PRODUCT, layer_step, measured, square
-from orthogonium.layers.conv.frequencies import adjoint_frequencies, symbol_of
+from orthogonium.layers.conv.frequencies import symbol_of
 
 
 def on_circle(call: Any) -> Any:
     """A circular convolution by Fourier transform, or the adjoint of one, bounded from its kernel."""
-    x, weight, stride, groups = call.args
+    x, weight, stride, groups, adjoint = call.args
     if is_value(weight):
         raise NoBound(*PRODUCT)
     if not is_value(x) or x.dim() != weight.dim():
         return NotImplemented
     weight = constant_of(weight).detach()
-    adjoint = call.fn is adjoint_frequencies
     sizes = tuple(n * s for n, s in zip(x.shape[2:], stride, strict=True)) if adjoint else tuple(x.shape[2:])
     if any(n % s for n, s in zip(sizes, stride, strict=True)):
         return NotImplemented

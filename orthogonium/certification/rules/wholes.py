@@ -25,7 +25,7 @@ from orthogonium.layers.activations.sorting import group_sort, max_min, relu_max
 from orthogonium.layers.attention import attention_constant, distance_attention
 from orthogonium.layers.block import DenseBlock
 from orthogonium.layers.conv.block import ConvBlock
-from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
+from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import unwrap
 
 _SEVERAL = ("It depends on several values, or on one as a setting.", "Use constants for all but the input.")
@@ -262,5 +262,4 @@ WHOLES: dict[Any, Any] = {
     householder_order_2: isometric(2 * ULPS + math.tau, 2),
     unwrap: folded,
     convolve_frequencies: on_circle,
-    adjoint_frequencies: on_circle,
 }

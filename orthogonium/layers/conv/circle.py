@@ -37,13 +37,6 @@ from orthogonium.methods.kernel import Device
 from orthogonium.methods.lot import PolarKernel
 
 
-def _of_fixed_size(x: Tensor, dims: int) -> Tensor:
-    """The same images; a traced graph, which holds the kernel for this size, then refuses all others."""
-    for axis in range(-dims, 0):
-        x = x.unflatten(axis, (int(x.shape[axis]),))
-    return x
-
-
 def settle_image_sizes(model: nn.Module, image_shape: Sequence[int]) -> nn.Module:
     """Show images, (channels, *sizes), to layers whose kernel depends on the image size, if they have not seen any yet.
 
@@ -118,8 +111,9 @@ class CircleConv(ConstrainedConv):
         g = self.geometry
         check_image(input, g.dims, g.in_channels, type(self).__name__)
         x = tile(input, g.stride)
-        if torch.jit.is_tracing():
-            x = _of_fixed_size(x, g.dims)
+        if torch.jit.is_tracing():  # the graph, which holds the kernel for this size, then refuses all others
+            for axis in range(-g.dims, 0):
+                x = x.unflatten(axis, (int(x.shape[axis]),))
         # An index is a number even to a compiler, which makes one graph for each size, as there is one kernel for each.
         # With unknown sizes it would take minutes.
         self._settle(tuple(map(operator.index, x.shape[-g.dims :])))
@@ -206,7 +200,6 @@ class _BRO(CircleConv):
         super().__init__(*sizes, bias, padding_mode, device, dtype, image_size, lipschitz)
 
     def kernel_of(self, geometry: ConvGeometry) -> BlockReflectorKernel:
-        """Some of the directions are reflected."""
         return BlockReflectorKernel(geometry, self.rank)
 
 

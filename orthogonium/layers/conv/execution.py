@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
-from orthogonium.layers.conv.frequencies import adjoint_frequencies, convolve_frequencies
+from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Constrained, Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
@@ -107,7 +107,7 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source) -> bool:
 def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether the weight has not been built yet, and intermediate images are neither rounded nor lost."""
     constraint, raw = source
-    if constraint.keeps(raw) or constraint.is_supplied(raw):
+    if constraint.keeps(raw) or constraint.supplied(raw) is not None:
         return False
     return x.is_contiguous() and _may_be_applied_apart(layer, x, source)  # other memory formats would be lost
 
@@ -167,7 +167,7 @@ def _pays_along_axes(layer: Any, x: Tensor, source: Source) -> bool:
     kernel: Any = constraint.kernel
     if not _has_axes(kernel, x):
         return False
-    if constraint.is_supplied(raw) and not constraint.supply.along_axes:
+    if constraint.supplied(raw) is not None and not constraint.supply.along_axes:
         return False
     if math.prod(x.shape[-layer.dims :]) * kernel.axis_savings < FEWEST_SAVED:
         return False
@@ -241,22 +241,18 @@ def _multiplies_frequencies(layer: Any, x: Tensor, source: Source | None) -> boo
 
 
 def _multiply_frequencies(layer: Any, x: Tensor, source: Source | None) -> Tensor:
-    g = layer.geometry
-    weight = layer.weight_for(tuple(x.shape[-g.dims :]), source)
-    batch = x if x.dim() == g.dims + 2 else x[None]
-    y = convolve_frequencies(batch, weight, g.stride, g.groups)
+    y = _through_frequencies(layer, x, layer.weight_for(tuple(x.shape[-layer.dims :]), source), adjoint=False)
     # As torch's convolutions do.
     y = y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) and x.dtype != torch.float64 else x.dtype)
-    return _add_bias(layer, y if x.dim() == g.dims + 2 else y[0])
+    return _add_bias(layer, y)
 
 
-def _adjoint_frequencies(layer: Any, y: Tensor, source: Source | None) -> Tensor:
-    """The adjoint of `_multiply_frequencies`, without bias."""
+def _through_frequencies(layer: Any, x: Tensor, weight: Tensor, adjoint: bool) -> Tensor:
+    """The convolution, or its adjoint, of a batch or of a single image; without bias."""
     g = layer.geometry
-    weight = layer.weight_for(tuple(m * s for m, s in zip(y.shape[-g.dims :], g.stride, strict=True)), source)
-    batch = y if y.dim() == g.dims + 2 else y[None]
-    x = adjoint_frequencies(batch, weight, g.stride, g.groups).to(y.dtype)
-    return x if y.dim() == g.dims + 2 else x[0]
+    if x.dim() == g.dims + 2:
+        return convolve_frequencies(x, weight, g.stride, g.groups, adjoint)
+    return convolve_frequencies(x[None], weight, g.stride, g.groups, adjoint)[0]
 
 
 # ── the weight ──
@@ -291,7 +287,8 @@ def adjoint(layer: Any, y: Tensor) -> Tensor:
     """The adjoint of a layer, without bias, from outputs to images that its stride divides."""
     g, border, source = layer.geometry, layer.border, layer.source()
     if layer.spans_image:
-        return _adjoint_frequencies(layer, y, source)
+        sizes = tuple(m * s for m, s in zip(y.shape[-g.dims :], g.stride, strict=True))
+        return _through_frequencies(layer, y, layer.weight_for(sizes, source), adjoint=True).to(y.dtype)
     if layer.transposed:
         return convolve(y, layer.weight_of(source), None, border, g.dilation, g.groups)
     axes = zip(y.shape[-g.dims :], g.stride, border.left, border.right, strict=True)

@@ -40,28 +40,16 @@ def convolve_frequencies(
     weight: Tensor,  # (out, in/g, *k), with k divisible by the sizes
     stride: Grid,  # divides the sizes
     groups: int,
+    adjoint: bool,
 ) -> Tensor:  # (b, out, *sizes/stride)
-    """The circular convolution with "same" padding; in float32 or better."""
-    dims = len(stride)
+    """The circular convolution with "same" padding, or its adjoint from outputs to images; in float32 or better."""
     if not x.shape[0]:  # CPUs have no Fourier transform of an empty batch
-        return convolve_frequencies(x.new_zeros(1, *x.shape[1:]), weight, stride, groups)[:0]
-    phases = stack_phases(_widened(x).unflatten(1, (groups, -1)), stride)  # (b, g, in·∏s, *m)
-    matrices = symbol_of(_widened(weight), stride, groups, phases.shape[3:])
-    images = to_frequencies(phases, dims).movedim(dims, -1)  # (*half, g, in·∏s, b)
-    y = from_frequencies(_multiply(matrices, images).movedim(-1, dims), phases.shape[3:])
-    return y.flatten(1, 2)
-
-
-@as_a_whole
-def adjoint_frequencies(
-    y: Tensor,  # (b, out, *m)
-    weight: Tensor,
-    stride: Grid,
-    groups: int,
-) -> Tensor:  # (b, in, *m·stride)
-    """The adjoint of `convolve_frequencies`."""
-    dims = len(stride)
-    matrices = symbol_of(_widened(weight), stride, groups, y.shape[2:]).mT
-    images = to_frequencies(_widened(y).unflatten(1, (groups, -1)), dims).movedim(dims, -1)  # (*half, g, out, b)
-    phases = from_frequencies(_multiply(matrices, images).movedim(-1, dims), y.shape[2:])  # (b, g, in·∏s, *m)
-    return unstack_phases(phases, stride).flatten(1, 2)
+        return convolve_frequencies(x.new_zeros(1, *x.shape[1:]), weight, stride, groups, adjoint)[:0]
+    phases = _widened(x).unflatten(1, (groups, -1))
+    phases = phases if adjoint else stack_phases(phases, stride)  # (b, g, in·∏s, *m), of the adjoint (b, g, out, *m)
+    dims, grid = len(stride), phases.shape[3:]
+    matrices = symbol_of(_widened(weight), stride, groups, grid)
+    images = to_frequencies(phases, dims).movedim(dims, -1)  # (*half, g, in·∏s or out, b)
+    product = _multiply(matrices.mT if adjoint else matrices, images)
+    y = from_frequencies(product.movedim(-1, dims), grid)
+    return (unstack_phases(y, stride) if adjoint else y).flatten(1, 2)

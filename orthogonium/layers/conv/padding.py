@@ -63,14 +63,12 @@ class Border:
             right = tuple(t - v for t, v in zip(total, left, strict=True))
             return cls(mode, left, right, geometry.stride, padding == "same")
         amount = to_tuple(padding, geometry.dims, "padding", minimum=0)
-        if mode == "circular":
-            for p, extent in zip(amount, geometry.extent, strict=True):
-                if 2 * p >= extent:
-                    raise GeometryError(
-                        f"Circular padding of {amount} repeats windows of extent {geometry.extent} (kernel "
-                        f"{geometry.kernel_size}, dilation {geometry.dilation}), so that the layer would expand: needs "
-                        "2·padding < dilation·(kernel_size − 1) + 1 on every axis. Use padding='same'."
-                    )
+        if mode == "circular" and any(2 * p >= x for p, x in zip(amount, geometry.extent, strict=True)):
+            raise GeometryError(
+                f"Circular padding of {amount} repeats windows of extent {geometry.extent} (kernel "
+                f"{geometry.kernel_size}, dilation {geometry.dilation}), so that the layer would expand: needs "
+                "2·padding < dilation·(kernel_size − 1) + 1 on every axis. Use padding='same'."
+            )
         return cls(mode, amount, amount, geometry.stride, False)
 
     def covers(self, geometry: ConvGeometry) -> bool:

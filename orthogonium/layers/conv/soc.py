@@ -21,7 +21,7 @@ from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.exponential import grown_size
 from orthogonium.kernels.geometry import Size, to_tuple
-from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvNd, ConstrainedConvTranspose
+from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvTranspose
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
 from orthogonium.methods.kernel import Device
 from orthogonium.methods.soc import SkewExponentialKernel
@@ -29,70 +29,44 @@ from orthogonium.methods.soc import SkewExponentialKernel
 PaddingTo = Literal["series", "kernel"]
 
 
-class _SeenPadding:
-    """Integers of `padding` as the user means them, in terms of the grown kernel. Note [Padding of a grown kernel]."""
-
-    def __init__(self, kernel: SkewExponentialKernel, padding: Size | str, padding_to: PaddingTo) -> None:
-        if padding_to not in ("series", "kernel"):
-            raise ParameterError(f"padding_to is 'series' or 'kernel', got {padding_to!r}.")
-        g = self.geometry = kernel.geometry
-        order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
-        self.own = kernel.kernel_size
-        self.seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
-        # Extra pixels that the grown kernel reaches on each axis, both sides together.
-        self.extra = [d * (own - seen) for own, seen, d in zip(self.own, self.seen, g.dilation, strict=True)]
-        padding = 0 if padding == "valid" else padding
-        self.padding = padding if isinstance(padding, str) else to_tuple(padding, g.dims, "padding", minimum=0)
-
-    def _keeps(self, padding: Sequence[int], sizes: tuple[int, ...]) -> bool:
-        """Whether this is half of what a kernel of these sizes takes away."""
-        return all(2 * p == d * (k - 1) for p, k, d in zip(padding, sizes, self.geometry.dilation, strict=True))
-
-    def of_convolution(self) -> Size | str:
-        """Padding of the grown kernel."""
-        padding = self.padding
-        if isinstance(padding, str) or self._keeps(padding, self.own):
-            return padding
-        if not any(extra % 2 for extra in self.extra):
-            return tuple(p + extra // 2 for p, extra in zip(padding, self.extra, strict=True))
-        if self._keeps(padding, self.seen):
-            return "same"
-        raise self._refusal("padding='same'")
-
-    def of_transpose(self, output_padding: Size) -> tuple[Size | str, Size]:
-        """Padding and output padding of the grown kernel."""
-        padding = self.padding
-        if isinstance(padding, str) or self._keeps(padding, self.own):
-            return padding, output_padding
-        given = to_tuple(output_padding, self.geometry.dims, "output_padding", minimum=0)
-        own, outputs = [], []
-        for p, extra, o, s in zip(padding, self.extra, given, self.geometry.stride, strict=True):
-            if extra % 2 and s == 1:
-                raise self._refusal("an odd kernel_size")
-            output = o if extra % 2 == 0 else o - 1 if o else 1
-            own.append(p + (extra + output - o) // 2)
-            outputs.append(output)
-        return tuple(own), tuple(outputs)
-
-    def _refusal(self, remedy: str) -> GeometryError:
-        return GeometryError(
-            f"The kernel of size {self.geometry.kernel_size} grows to {self.own} (a skew kernel has odd sizes): no "
-            f"padding gives the images that {self.padding} would give with {self.seen}. Use {remedy}."
+def _padding_of_grown(
+    kernel: SkewExponentialKernel, padding: Size | str, padding_to: PaddingTo, output_padding: Size | None = None
+) -> tuple[Size | str, Size]:
+    """Padding of the grown kernel, and output padding (of a transposed one). Note [Padding of a grown kernel]."""
+    if padding_to not in ("series", "kernel"):
+        raise ParameterError(f"padding_to is 'series' or 'kernel', got {padding_to!r}.")
+    g, own, convolves = kernel.geometry, kernel.kernel_size, output_padding is None
+    order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
+    seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
+    outputs: Size = 0 if output_padding is None else output_padding
+    padding = 0 if padding == "valid" else padding
+    if isinstance(padding, str):
+        return padding, outputs
+    amount = to_tuple(padding, g.dims, "padding", minimum=0)
+    if _keeps_image(g, amount, own):
+        return amount, outputs
+    given = to_tuple(outputs, g.dims, "output_padding", minimum=0)
+    # Extra pixels that the grown kernel reaches on each axis, both sides together.
+    extra = [d * (n - k) for n, k, d in zip(own, seen, g.dilation, strict=True)]
+    if any(n % 2 and (convolves or s == 1) for n, s in zip(extra, g.stride, strict=True)):
+        if convolves and _keeps_image(g, amount, seen):
+            return "same", outputs
+        remedy = "padding='same'" if convolves else "an odd kernel_size"
+        raise GeometryError(
+            f"The kernel of size {g.kernel_size} grows to {own} (a skew kernel has odd sizes): no padding gives the "
+            f"images that {amount} would give with {seen}. Use {remedy}."
         )
+    outputs = tuple(o if n % 2 == 0 else o - 1 if o else 1 for n, o in zip(extra, given, strict=True))
+    axes = zip(amount, extra, given, outputs, strict=True)
+    return tuple(p + (n + output - o) // 2 for p, n, o, output in axes), outputs
 
 
-class _SkewWeight(ConstrainedConvNd):
-    skew_kernel_size: tuple[int, ...]
-    order: int
-
-    def kernel_of(self, geometry: ConvGeometry, order: int, niter: int, params: OrthoParams) -> SkewExponentialKernel:
-        """The exponential of a skew kernel, whose size and order the layer shows."""
-        kernel = SkewExponentialKernel(geometry, order, niter, params)
-        self.skew_kernel_size, self.order = kernel.skew_size, kernel.order
-        return kernel
+def _keeps_image(g: ConvGeometry, padding: Sequence[int], sizes: tuple[int, ...]) -> bool:
+    """Whether this is half of what a kernel of these sizes takes away."""
+    return all(2 * p == d * (k - 1) for p, k, d in zip(padding, sizes, g.dilation, strict=True))
 
 
-class _SOCConv(_SkewWeight, ConstrainedConv):
+class _SOCConv(ConstrainedConv):
     def __init__(
         self,
         in_channels: int,
@@ -113,12 +87,13 @@ class _SOCConv(_SkewWeight, ConstrainedConv):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, in_channels, out_channels, kernel_size, stride, dilation, groups)
-        kernel = self.kernel_of(geometry, order, niter, ortho_params)
-        seen = _SeenPadding(kernel, padding, padding_to).of_convolution()
-        super().__init__(kernel, seen, padding_mode, bias, device, dtype, lipschitz)
+        kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
+        own, _ = _padding_of_grown(kernel, padding, padding_to)
+        super().__init__(kernel, own, padding_mode, bias, device, dtype, lipschitz)
+        self.skew_kernel_size, self.order = kernel.skew_size, kernel.order
 
 
-class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
+class _SOCConvTranspose(ConstrainedConvTranspose):
     def __init__(
         self,
         in_channels: int,
@@ -140,9 +115,10 @@ class _SOCConvTranspose(_SkewWeight, ConstrainedConvTranspose):
         lipschitz: float = 1.0,
     ) -> None:
         geometry = ConvGeometry.of(self.dims, out_channels, in_channels, kernel_size, stride, dilation, groups)
-        kernel = self.kernel_of(geometry, order, niter, ortho_params)
-        seen, extra = _SeenPadding(kernel, padding, padding_to).of_transpose(output_padding)
-        super().__init__(kernel, seen, extra, padding_mode, bias, device, dtype, lipschitz)
+        kernel = SkewExponentialKernel(geometry, order, niter, ortho_params)
+        own, extra = _padding_of_grown(kernel, padding, padding_to, output_padding)
+        super().__init__(kernel, own, extra, padding_mode, bias, device, dtype, lipschitz)
+        self.skew_kernel_size, self.order = kernel.skew_size, kernel.order
 
 
 class AdaptiveSOCConv2d(_SOCConv, nn.Conv2d):

@@ -140,7 +140,6 @@ class _Taps(HandWritten):
 
     @classmethod
     def plain(cls, bases: Tensor) -> Tensor:
-        """One product after the other."""
         g, n, r, c = bases.shape
         return torch.cat(taps_of(bases.reshape(-1, 2, r, c)), 1).view(g, n // 2, 2 * c, c)
 
@@ -188,7 +187,6 @@ class _ThreeTaps(HandWritten):
 
     @classmethod
     def plain(cls, taps: Tensor, columns: int, counts: tuple[int, ...]) -> Tensor:
-        """Axis by axis."""
         first, *pairs = taps.unbind(1)
         x = _rotation_of(first, columns).reshape(len(taps), -1, columns, *(1 for _ in counts))
         axes = [axis for axis, count in enumerate(counts, 3) if count]

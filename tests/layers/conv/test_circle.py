@@ -229,6 +229,7 @@ def test_inverses(method):
         x = torch.randn(2, 2, *size)
         torch.testing.assert_close(undone(layer(x)), x, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(undone(layer(x)[0]), x[0], rtol=1e-4, atol=1e-5)
+        assert undone(layer(x[:0])).shape == (0, 2, *size)
     assert orthogonium.lipschitz_bound(undone, (8, 3, 3)).value == pytest.approx(0.5, rel=1e-5)
 
 
