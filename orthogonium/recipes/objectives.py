@@ -56,15 +56,19 @@ def loss_parameters(name: str) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def create_loss(name: str, options: Mapping[str, Any], *, n_classes: int, head: str = "classwise") -> nn.Module:
-    """A loss of `LOSSES`; the number of classes and the type of head are filled in unless `options` say otherwise.
+def create_loss(
+    name: str, options: Mapping[str, Any], *, n_classes: int, head: str = "classwise", lipschitz: float = 1.0
+) -> nn.Module:
+    """A loss of `LOSSES`; `options` go before what is known of the network: its classes, type of head and constant.
 
     >>> from orthogonium.recipes.objectives import create_loss
     >>> create_loss("emma", {"eps": 0.5}, n_classes=10, head="global").last_layer_type
     'global'
     """
     parameters = loss_parameters(name)
-    known = {"n_classes": n_classes} if head == "unknown" else {"n_classes": n_classes, "last_layer_type": head}
+    known: dict[str, Any] = {"n_classes": n_classes, "L": lipschitz}
+    if head != "unknown":
+        known["last_layer_type"] = head
     arguments = {key: value for key, value in known.items() if key in parameters} | dict(options)
     required = {key for key, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
     unknown, missing = sorted(arguments.keys() - parameters.keys()), sorted(required - arguments.keys())

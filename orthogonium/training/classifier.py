@@ -13,6 +13,7 @@ from orthogonium.layers.head import check_last_linear_layer_type
 from orthogonium.metrics import CertifiedAccuracy
 from orthogonium.models import create_model
 from orthogonium.models.input_normalization import InputNormalization
+from orthogonium.models.origin import origin_of
 from orthogonium.recipes.objectives import create_loss, radius_option
 from orthogonium.recipes.optimizers import create_optimizer, set_learning_rate
 from orthogonium.recipes.recipe import Recipe
@@ -29,9 +30,11 @@ def certified_key(radius: float) -> str:
     return f"val_certified@{radius:.4g}"
 
 
-def _input_constant(model: nn.Module) -> float:
-    """Lipschitz constant of the input normalization inside the network; all else is assumed to be 1-Lipschitz."""
-    return math.prod(m.lipschitz_constant for m in model.modules() if isinstance(m, InputNormalization))
+def _stated_constant(model: nn.Module) -> float:
+    """Constant of the input normalization, times what `create_model` was asked for; all else is assumed to have 1."""
+    origin = origin_of(model)
+    inputs = (m.lipschitz_constant for m in model.modules() if isinstance(m, InputNormalization))
+    return math.prod(inputs, start=1.0 if origin is None else origin.lipschitz)
 
 
 class LipschitzClassifier(LightningModule):
@@ -47,7 +50,8 @@ class LipschitzClassifier(LightningModule):
         model: the network; None builds `recipe.model`.
         image_shape: channels, height and width the network is built for; None for the default of the architecture.
         n_classes: number of logits.
-        lipschitz_constant: that of the network on pixels in [0, 1]; None for that of its input normalization.
+        lipschitz_constant: that of the network on pixels in [0, 1]; None for that of its input normalization
+            and of the option `lipschitz` of its model.
 
     >>> from torch import nn
     >>> from orthogonium.layers import OrthoLinear
@@ -76,7 +80,9 @@ class LipschitzClassifier(LightningModule):
         self.image_shape = image_shape
         self.n_classes = n_classes
         self.head = check_last_linear_layer_type(model)
-        self.loss = create_loss(recipe.loss, recipe.loss_options, n_classes=n_classes, head=self.head)
+        constant = _stated_constant(model) if lipschitz_constant is None else lipschitz_constant
+        known: dict[str, Any] = {"n_classes": n_classes, "head": self.head, "lipschitz": constant}
+        self.loss = create_loss(recipe.loss, recipe.loss_options, **known)
         self._radius: tuple[str, float] | None = None  # the option of the loss that grows, and its final value
         if recipe.radius_schedule != "constant":
             option = radius_option(recipe.loss)
@@ -84,7 +90,6 @@ class LipschitzClassifier(LightningModule):
         # radius 0 is the accuracy; without a certificate that is all there is, whatever factor margins are divided by
         radii = (0.0,) if self.head == "unknown" else (0.0, *recipe.eps)
         head = "classwise" if self.head == "unknown" else self.head
-        constant = _input_constant(model) if lipschitz_constant is None else lipschitz_constant
         self.certified = CertifiedAccuracy(radii, head, constant)
         self.clock = Clock()
         self.tally = Tally()

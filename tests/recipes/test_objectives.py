@@ -3,7 +3,7 @@ import torch
 
 from orthogonium.errors import ParameterError
 from orthogonium.recipes.objectives import create_loss
-from orthogonium.training import LOSSES
+from orthogonium.training import LOSSES, LipschitzClassifier, Recipe
 
 REQUIRED = {"tau-cross-entropy": {"tau": 5.0}, "hkr": {"alpha": 0.9}}
 
@@ -26,6 +26,14 @@ def test_the_head_of_the_network_is_used_unless_told_otherwise():
         create_loss("emma", {"last_layer_type": "classwise"}, n_classes=4, head="global").last_layer_type == "classwise"
     )
     assert create_loss("offset-cross-entropy", {}, n_classes=7).n_classes == 7
+
+
+@pytest.mark.parametrize("name", ["emma", "certificate-regularized", "cosine-vra"])
+def test_radii_are_those_of_the_constant_of_the_network(name):
+    options = {"std": 0.25, "lipschitz": 0.5, "stride_kernel": 2, "hidden": []}
+    classifier = LipschitzClassifier(Recipe(loss=name, model_options=options, eps=(0.1,)), image_shape=(1, 8, 8))
+    assert classifier.loss.L == classifier.certified.L == 2.0
+    assert create_loss(name, {"L": 2.0}, n_classes=4, lipschitz=4.0).L == 2.0
 
 
 def test_wrong_options_are_named():
