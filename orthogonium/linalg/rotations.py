@@ -7,8 +7,8 @@ inputs are scaled down to that norm, and one cubic Newton–Schulz step removes 
 Note [Thin exponentials]
 The first r rows of exp(S), `S = [[A, B], [−Bᵀ, 0]]` with A of size r, turn within 2r directions, however many columns B
 has. With `N = [[I, 0], [0, Bᵀ]]` and `M = [[A, I], [−I, 0]]`, S is NMNᵀ, so these rows are `[E₁₁, −E₂₁B]` for the
-blocks of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; likewise for every polynomial.
-Multiplying the second block of rows by any s, and that of columns by 1/s, changes nothing: s ≈ ‖B‖ balances them.
+submatrices of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; likewise for every polynomial.
+Multiplying the second r rows by any s, and the second r columns by 1/s, changes nothing: s ≈ ‖B‖ balances them.
 """
 
 from __future__ import annotations

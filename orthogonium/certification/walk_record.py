@@ -23,7 +23,7 @@ _GATED = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 _SUM = "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1."
 
 
-class Journal:
+class WalkRecord:
     """Steps and failures, each assigned to the module that was running.
 
     Args:
