@@ -71,7 +71,7 @@ class Deviations:
             self.measure_now()
 
     def measure_now(self) -> None:
-        """Measure all queued batches."""
+        """Set the deviations of all batches that wait, in one computation."""
         if not self.waiting:
             return
         batches, inputs = zip(*self.waiting, strict=True)

@@ -45,11 +45,11 @@ class WalkRecord:
 
     @property
     def place(self) -> str:
-        """Its name."""
+        """Name of the module that is running."""
         return self.places.place
 
     def entered(self) -> None:
-        """A module begins."""
+        """Remember where the steps of the module begin that is now running."""
         self.marks.append(len(self.steps))
 
     def left(self, module: nn.Module, args: Any, output: Any) -> None:

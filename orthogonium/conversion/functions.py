@@ -139,7 +139,7 @@ class NodeCall(nn.Module):
         self.rest, self.keywords = fx.node.map_aggregate(arguments, slot)
 
     def forward(self, x: Tensor) -> Any:
-        """The call."""
+        """What the function of the node makes of `x`."""
 
         def fill(value: Any) -> Any:
             if not isinstance(value, _Slot):

@@ -33,7 +33,7 @@ class Packing:
         self.sizes = [math.prod(shape) for shape in shapes]
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """The tensors, as views."""
+        """The tensors as views of the vector, whose gradients are parts of its gradient."""
         return [t.view(shape) for t, shape in zip(packed.split(self.sizes), self.shapes, strict=True)]
 
 

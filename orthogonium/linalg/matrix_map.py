@@ -25,7 +25,7 @@ class MatrixMap(nn.Module):
     batched = False
 
     def right_inverse(self, w: Tensor) -> Tensor:
-        """The matrix itself."""
+        """Take an assigned weight as the raw matrix, without a check that the map gives it back."""
         return w
 
 

@@ -159,7 +159,7 @@ class BatchedIdentity(ShapedMap):
     batched = True
 
     def forward(self, w: Tensor) -> Tensor:
-        """The input."""
+        """The matrices as they are."""
         return w
 
 

@@ -209,7 +209,7 @@ class _GramSchmidt(HandWritten):
 
     @classmethod
     def plain(cls, x: Tensor, factorize: Algorithm) -> Tensor:
-        """Note [Preconditioning]."""
+        """One more pass, by operators that torch differentiates. Note [Preconditioning]."""
         flat = _batch(x)
         w, upper, scale = factorize(flat.detach())
         flat = flat.to(w.dtype) if scale is None else flat.to(w.dtype) / scale
