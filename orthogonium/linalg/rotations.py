@@ -149,6 +149,7 @@ class BatchedExponentialOrthogonalization(ShapedMap):
     """Module form of `exponential`; `niters` is the number of terms, or None (the default) for the full exponential."""
 
     batched = True
+    printed = ("niters",)
 
     def __init__(self, weight_shape: tuple[int, ...], niters: int | None = None) -> None:
         super().__init__(weight_shape)
@@ -159,10 +160,6 @@ class BatchedExponentialOrthogonalization(ShapedMap):
     def forward(self, w: Tensor) -> Tensor:
         """The exponentials, cropped to the shape of the matrices."""
         return exponential(w, self.niters)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"niters={self.niters}"
 
 
 class BatchedCayleyOrthogonalization(ShapedMap):

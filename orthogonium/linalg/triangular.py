@@ -267,6 +267,7 @@ class BatchedCholeskyOrthogonalization(ShapedMap):
     """Module form of `cholesky`; `stable=True` reaches 1e-6 in float32, one pass about κ²·1e-7."""
 
     batched = True
+    printed = ("stable",)
 
     def __init__(self, weight_shape: tuple[int, ...], stable: bool = False) -> None:
         super().__init__(weight_shape)
@@ -275,10 +276,6 @@ class BatchedCholeskyOrthogonalization(ShapedMap):
     def forward(self, w: Tensor) -> Tensor:
         """Gram–Schmidt orthonormalization of the matrices, by Cholesky."""
         return cholesky(w, self.stable)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"stable={self.stable}"
 
 
 class BatchedQROrthogonalization(ShapedMap):
