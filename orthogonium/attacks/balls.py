@@ -32,7 +32,7 @@ class UnitBalls(nn.Module):
         return (self.images[index] + self.radii[index] * d).clamp(*self.box)
 
     def forward(self, d: Tensor) -> Tensor:
-        """Logits at `d`."""
+        """Logits of the model at the point that `d` stands for."""
         return self.model(self.points(d))
 
 
@@ -61,5 +61,5 @@ class NumberedUnitBalls(nn.Module):
         return self.balls.points((z[:, : self.channels] - 0.5) / self.scale, index)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits at `z`."""
+        """Logits of the model at the point that `z` stands for."""
         return self.balls.model(self.points(z))

@@ -102,7 +102,7 @@ class AuditReport:
 
     @property
     def title(self) -> str:
-        """One line."""
+        """Heading of the page: the model, and the shape it was audited on."""
         return f"Audit of {self.model} on inputs {self.input_shape}"
 
     @property

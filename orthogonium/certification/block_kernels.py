@@ -82,7 +82,7 @@ def read_block(block: LipschitzBlock, input_shape: Sizes) -> BlockKernels:
         if len(sizes) != block.dims:
             raise NoBoundError(f"{name} takes images with {block.dims} axes, got a sample of shape {input_shape}.")
         sizes = tuple(tiled_size(n, s) for n, s in zip(sizes, block.stride, strict=True))
-        borders, circular = block.borders, block.padding_mode == "circular"
+        borders, circular = block.borders, _are_circular(name, block.borders)
     elif isinstance(block, DenseBlock):
         channels, sizes, groups, dilation = input_shape[-1], (1,), 1, (1,)
         borders, circular = (_POINT,) * 3, False
@@ -112,6 +112,14 @@ def read_block(block: LipschitzBlock, input_shape: Sizes) -> BlockKernels:
             raise NoBoundError(f"{name}: on circles of {sizes} pixels windows repeat, or strides do not fit.")
         aligned = aligned and _product(middle, inner.stride) == sizes
     return _rescaled(inner, outer, skip, aligned, block.lipschitz)
+
+
+def _are_circular(name: str, borders: Sequence[Border]) -> bool:
+    """Whether images are wrapped around; if not, zeros surround them. Nothing is known of other modes."""
+    modes = {border.mode for border in borders}
+    if modes not in ({"circular"}, {"zeros"}):
+        raise NoBoundError(f"{name} pads by {', '.join(sorted(modes))}: blocks are read with zeros or circular only.")
+    return modes == {"circular"}
 
 
 def _identity(channels: int, groups: int, dims: int, factor: float) -> Kernel:

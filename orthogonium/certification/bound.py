@@ -39,7 +39,7 @@ _BATCHES = (2, 3)  # batch sizes of the walks: samples can be told apart, and co
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadMatrix:
     """The matrix that maps features to outputs, as applied, and the Lipschitz bound of the features."""
 
     weight: Tensor  # (outputs, features), float64
@@ -64,7 +64,7 @@ class LipschitzBound:
     steps: tuple[Step, ...]
     slack: float
     steepest: float
-    head: Head | None = None
+    head: HeadMatrix | None = None
     error: Error = Error()
     reach: float = math.inf
 
@@ -82,7 +82,7 @@ class Survey:
     value: float
     steps: tuple[Step, ...]
     unbounded: tuple[Unbounded, ...]
-    head: Head | None
+    head: HeadMatrix | None
     error: Error
     reach: float
 
@@ -200,7 +200,7 @@ def _in_order(output: Tracked, batch: int) -> bool:
     return bool(((owner < 0) | (owner == expected)).all())
 
 
-def _head(output: Tracked, walk: Walk) -> Head | None:
+def _head(output: Tracked, walk: Walk) -> HeadMatrix | None:
     """The matrix behind the entries of an output (n, classes): rows of one product, moved, scaled and translated."""
     if output.dim() != 2:
         return None
@@ -211,7 +211,7 @@ def _head(output: Tracked, walk: Walk) -> Head | None:
     return first
 
 
-def _head_of(codes: Tensor, walk: Walk) -> Head | None:
+def _head_of(codes: Tensor, walk: Walk) -> HeadMatrix | None:
     """The matrix behind the entries of one sample."""
     codes, scale = codes.clone(), torch.ones(len(codes), dtype=torch.float64)
     while True:
@@ -225,7 +225,7 @@ def _head_of(codes: Tensor, walk: Walk) -> Head | None:
             rows = positions % base.shape[1]
             if base.owner is not None or tuple(base.stride) != (base.shape[1], 1):
                 return None
-            return Head(scale[:, None] * base.origin.weight[rows], base.origin.features)
+            return HeadMatrix(scale[:, None] * base.origin.weight[rows], base.origin.features)
         if not isinstance(base.origin, Scale) or owner_of_positions(base)[positions].unique().numel() != 1:
             return None
         codes = _by_position(base, base.origin.codes)[positions]

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.certification.bound import LipschitzBound, kind_of_input, lipschitz_bound
-from orthogonium.certification.evaluation import Batch, Deviations, evaluated, rounding_of_inputs
+from orthogonium.certification.evaluation import Deviations, Evaluated, evaluated, rounding_of_inputs
 from orthogonium.certification.failures import RefutedError
 from orthogonium.certification.radii import pair_constants
 from orthogonium.certification.refutation import broken_certificates
@@ -158,7 +158,7 @@ def certify(
     dtype, device = kind_of_input(model)
     bound: LipschitzBound | None = None
     shape: torch.Size | None = None
-    collected: list[Batch] = []
+    collected: list[Evaluated] = []
     deviations = Deviations(model)
     for number, batch in enumerate(loader):
         x, y = _fields(batch)
@@ -222,7 +222,7 @@ def _fields(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _certificates(
     model: nn.Module,
-    batches: list[Batch],
+    batches: list[Evaluated],
     bound: LipschitzBound,
     eps: tuple[float, ...],
     rounding: Rounding,
@@ -278,7 +278,7 @@ def _before_cast(radii: Tensor, norms: Tensor, moved: Tensor) -> Tensor:
 
 
 def _errors(
-    batches: list[Batch], bound: LipschitzBound, norms: Tensor, rounding: Rounding, given: float | None
+    batches: list[Evaluated], bound: LipschitzBound, norms: Tensor, rounding: Rounding, given: float | None
 ) -> tuple[Tensor, float]:
     """Errors of differences of logits at the inputs, and how fast they may grow with the distance from them."""
     if given is not None:
@@ -302,7 +302,7 @@ def _smallest(margins: Tensor, labels: Tensor, constants: float | Tensor, slope:
     return radii.scatter(1, labels[:, None], math.inf).amin(1)
 
 
-def _attacked(model: nn.Module, batches: list[Batch], radii: Tensor) -> int:
+def _attacked(model: nn.Module, batches: list[Evaluated], radii: Tensor) -> int:
     """Note [Self-refutation]: attack some certificates, from different batches, and return their number."""
     chosen: list[tuple[Tensor, int, float, int]] = []
     first = 0

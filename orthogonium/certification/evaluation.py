@@ -16,7 +16,7 @@ _MEASURED = 256  # samples measured at a time: all weights are converted each ti
 
 
 @dataclass
-class Batch:
+class Evaluated:
     """What is kept of a batch: outputs of all samples, and a few inputs to attack."""
 
     logits: Tensor  # (n, classes), float64
@@ -41,7 +41,7 @@ def rounding_of_inputs(x: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     return (unit_roundoff(dtype) if finer else 0.0), lost
 
 
-def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: tuple[float, float]) -> Batch:
+def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: tuple[float, float]) -> Evaluated:
     """The model on one batch; `keep` of its correctly classified inputs are kept."""
     with torch.no_grad():
         logits = check_logits(model(x.clone()))
@@ -51,7 +51,7 @@ def evaluated(model: nn.Module, x: Tensor, y: Tensor, keep: int, moved: tuple[fl
     labels = y.cpu().long().clone()  # a loader may reuse its memory
     right = (logits.argmax(1) == labels).nonzero().flatten()
     places = right[:: max(1, len(right) // keep)][:keep]
-    return Batch(logits, labels, norms, moved, x[places.to(x.device)].clone(), places)
+    return Evaluated(logits, labels, norms, moved, x[places.to(x.device)].clone(), places)
 
 
 class Deviations:
@@ -62,16 +62,16 @@ class Deviations:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.waiting: list[tuple[Batch, Tensor]] = []
+        self.waiting: list[tuple[Evaluated, Tensor]] = []
 
-    def measure_later(self, batch: Batch, x: Tensor) -> None:
+    def measure_later(self, batch: Evaluated, x: Tensor) -> None:
         """Set `batch.deviations`, at the latest in `measure_now`."""
         self.waiting.append((batch, x.clone()))
         if sum(len(inputs) for _, inputs in self.waiting) >= _MEASURED:
             self.measure_now()
 
     def measure_now(self) -> None:
-        """Measure all queued batches."""
+        """Set the deviations of all batches that wait, in one computation."""
         if not self.waiting:
             return
         batches, inputs = zip(*self.waiting, strict=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orthogonium.certification.peaks import stays_below
 from orthogonium.spectral import convolution, grid_bound
-from orthogonium.spectral.rounding import gamma, normalize, root
+from orthogonium.spectral.rounding import gamma, root, scale_out
 from orthogonium.spectral.symbol import autocorrelation, mass, select
 
 _SHARP = 1e-3  # excess that a grid of frequencies would hardly reduce
@@ -67,7 +67,7 @@ def row_norms(kernel: Tensor) -> Tensor:  # (g, m, n, *k) → (g, m)
     return torch.linalg.vector_norm(kernel.flatten(2), dim=2)
 
 
-def largest_eigenvalue(matrices: Tensor) -> Tensor:  # (g, n, n) → (g,)
+def eigenvalue_bound(matrices: Tensor) -> Tensor:  # (g, n, n) → (g,)
     """Upper bounds for the eigenvalues of symmetric matrices whose largest eigenvalue is not negative, sharp to 1e-11.
 
     Certified by a Cholesky factorization as in `spectral/eigenvalue.py`, whose margin is wider.
@@ -86,7 +86,7 @@ def largest_eigenvalue(matrices: Tensor) -> Tensor:  # (g, n, n) → (g,)
 def modulus_norm(kernel: Tensor) -> Tensor:  # (g,)
     """A cheap bound for the norm of `|K|`, hence for K and every kernel with smaller entries."""
     entries = mass(kernel)
-    entries, scale = normalize(entries, entries.amax((1, 2)))
+    entries, scale = scale_out(entries, entries.amax((1, 2)))
     crossed = (entries.sum(1).amax(1) * entries.sum(2).amax(1)).sqrt()
     frobenius = torch.linalg.matrix_norm(entries)
     return scale * torch.minimum(crossed, frobenius) * (1 + gamma(kernel[0].numel() + 16))
@@ -98,7 +98,7 @@ def small_norm(kernel: Tensor) -> Tensor:  # (g,)
     if bool((moduli <= _SMALL).all()):
         return moduli
     taps = kernel.flatten(3).movedim(3, 1)  # (g, t, m, n)
-    unit, scale = normalize(taps if taps.shape[2] <= taps.shape[3] else taps.mT, taps.abs().amax((1, 2, 3)))
+    unit, scale = scale_out(taps if taps.shape[2] <= taps.shape[3] else taps.mT, taps.abs().amax((1, 2, 3)))
     gram = unit @ unit.mT
     norms = torch.linalg.matrix_norm(gram @ gram) ** 0.25  # relative errors of √n·γ at most
     return torch.minimum(moduli, scale * norms.sum(1) * (1 + 1e-9))
@@ -113,11 +113,11 @@ def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
     if not torch.isfinite(kernel).all():
         return kernel.new_full(kernel.shape[:1], math.inf)
     near = enough * (1 + _ROUNDING)
-    unit, scale = normalize(kernel, kernel.abs().amax(dim=tuple(range(1, kernel.dim()))))
+    unit, scale = scale_out(kernel, kernel.abs().amax(dim=tuple(range(1, kernel.dim()))))
     sides = sorted((unit, unit.transpose(1, 2)), key=lambda side: side.shape[1])
     if kernel[0, 0, 0].numel() == 1:
         matrices = sides[0].flatten(2)
-        top = largest_eigenvalue(matrices @ matrices.mT)
+        top = eigenvalue_bound(matrices @ matrices.mT)
         return scale * root(top + _gram_error(sides[0])) * (1 + gamma(16))
     best = torch.full_like(scale, math.inf)
     for side in sides:
@@ -125,7 +125,7 @@ def norm(kernel: Tensor, enough: float = 0.0) -> Tensor:  # (g,)
         centre = select(gram, [n // 2 for n in gram.shape[3:]])
         diagonal = centre.diagonal(dim1=1, dim2=2).amax(1)
         good = (scale * root(diagonal) * (1 + _SHARP)).clamp_min(near)
-        top = largest_eigenvalue(mass(gram)) * (1 + gamma(gram[0, 0, 0].numel()))
+        top = eigenvalue_bound(mass(gram)) * (1 + gamma(gram[0, 0, 0].numel()))
         best = torch.minimum(best, scale * root(top + _gram_error(side)) * (1 + gamma(16)))
         if bool((best > near).any()):  # the rest may be noise, which moduli overestimate
             centre -= torch.diag_embed(diagonal[:, None].expand(-1, side.shape[1]))

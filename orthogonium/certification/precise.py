@@ -144,7 +144,7 @@ class _NewTensors(TorchDispatchMode):
         self.dtype = dtype
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`."""
+        """Run `func`; what it makes from no tensor, such as zeros, gets both precisions."""
         output = func(*args, **(kwargs or {}))
         if (
             any(True for _ in tensors_in((args, kwargs)))

@@ -37,11 +37,11 @@ class Error:
     floor: tuple[float, float] = (0.0, 0.0)
 
     def scaled(self, factor: float) -> Error:
-        """Behind a `factor`-Lipschitz function."""
+        """The error that is left behind a `factor`-Lipschitz function."""
         return Error(_scaled(self.proved, factor), _scaled(self.floor, factor))
 
     def plus(self, other: Error) -> Error:
-        """Both together."""
+        """A bound of the sum of two errors."""
         return Error(_sum(self.proved, other.proved), _sum(self.floor, other.floor))
 
 

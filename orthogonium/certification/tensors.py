@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from orthogonium.certification.failures import TraceError
-from orthogonium.certification.journal import Journal
 from orthogonium.certification.places import Places
 from orthogonium.certification.rounding import Error, underflow, unit_roundoff
 from orthogonium.certification.rules.call import Effect, Jump
 from orthogonium.certification.tracked import Memories, Tracked
 from orthogonium.certification.values import Base, largest
+from orthogonium.certification.walk_record import WalkRecord
 
 
-class Tensors(Journal):
+class Tensors(WalkRecord):
     """Bases in order of computation, the memory they lie in, and how large inputs may be before one overflows."""
 
     def __init__(self, places: Places) -> None:

@@ -157,7 +157,7 @@ class Tracked(Followed):
 
     @property
     def codes(self) -> Tensor:
-        """Sources of its entries."""
+        """Which entry of which base each of its entries is a copy of: the codes of `sources.py`."""
         inner = self.value
         return self.memory.sources().as_strided(inner.shape, inner.stride(), inner.storage_offset())
 

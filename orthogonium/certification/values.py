@@ -42,7 +42,7 @@ def up(x: float) -> float:
 
 
 def largest(w: Weights) -> float:
-    """The largest weight."""
+    """The largest weight, 0 if there is none."""
     return (float(w.max()) if w.numel() else 0.0) if isinstance(w, Tensor) else w
 
 

@@ -253,7 +253,7 @@ class Walk(Tensors, TorchDispatchMode):
     # ── as a whole ──
 
     def take(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Note [As a whole]."""
+        """A function by its own rule; NotImplemented where its operators are followed. Note [As a whole]."""
         rule = self.wholes.get(fn)
         owner = args[0] if args and isinstance(args[0], nn.Module) else None
         if rule is None or self.paused or (owner is not None and not untouched(owner)):

@@ -28,7 +28,7 @@ class WholeCall:
 
     @property
     def first_output(self) -> Tensor:
-        """The output."""
+        """What rules for operators ask for, some of which have several outputs."""
         return self.output
 
     @property

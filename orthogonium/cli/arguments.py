@@ -33,6 +33,9 @@ Eps = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Attacked = Annotated[
+    int, typer.Option("--attacked", min=1, metavar="N", help="How many inputs to attack; attacks are the slow part.")
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=2**31 - 1, help="Inputs per forward pass.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of everything random.")]
 

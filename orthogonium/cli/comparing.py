@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orthogonium.cli.arguments import AsJson, new_folder
+from orthogonium.cli.arguments import AsJson, Attacked, new_folder
 from orthogonium.cli.output import console, percent, print_json, print_table
 from orthogonium.cli.recipe_flags import fields_given, with_recipe_flags
 from orthogonium.cli.recipes import vary
-from orthogonium.cli.run_options import Accelerator, Quiet, RecipeFile
+from orthogonium.cli.run_options import Accelerator, Quiet, RecipeFile, out_option
 from orthogonium.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -38,16 +38,9 @@ Conv = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each, from --seed on.", metavar="K", rich_help_panel=_PANEL)]
-Attacked = Annotated[int, typer.Option(min=1, help="Test inputs to attack.", metavar="N", rich_help_panel="The run")]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of the comparison; one that was interrupted there is continued.",
-        metavar="DIR",
-        show_default="runs/compare-DATA",
-        callback=new_folder,
-        rich_help_panel="The run",
-    ),
+    out_option("Folder of the comparison; one that was interrupted there is continued.", "runs/compare-DATA"),
 ]
 
 

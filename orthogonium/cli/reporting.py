@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orthogonium.cli.arguments import AsJson, AttackMethod, Checkpoint, Data, Eps, Limit, Root, Seed, new_file
+from orthogonium.cli.arguments import AsJson, Attacked, AttackMethod, Checkpoint, Data, Eps, Limit, Root, Seed, new_file
 from orthogonium.cli.output import console, percent, print_json, print_table
 from orthogonium.cli.parsing import radii
 
 if TYPE_CHECKING:
     from orthogonium.cli.networks import Inputs, Network
     from orthogonium.report import Evaluation
-
-Attacked = Annotated[
-    int, typer.Option("--attacked", min=1, help="How many inputs to attack; attacks are the slow part.")
-]
 
 
 def report(

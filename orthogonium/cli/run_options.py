@@ -33,6 +33,11 @@ def _run(help: str, *flags: str, metavar: str | None = None, min: int | None = N
     return typer.Option(*flags, help=help, metavar=metavar, min=min, rich_help_panel="The run")
 
 
+def out_option(help: str, default: str) -> Any:
+    """The option --out of a command that makes a folder, by default the one described."""
+    return typer.Option(help=help, metavar="DIR", show_default=default, callback=new_folder, rich_help_panel="The run")
+
+
 Preset = Annotated[
     str | None,
     _what(
@@ -53,16 +58,7 @@ Strategy = Annotated[str, _where("auto, ddp, fsdp, ….", _NAME)]
 Accelerator = Annotated[str, _where("auto, cpu, gpu, ….", _NAME)]
 Workers = Annotated[int, _where("Processes that read images from disk.", _COUNT, 0)]
 
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the run.",
-        metavar="DIR",
-        show_default="runs/MODEL-DATA",
-        callback=new_folder,
-        rich_help_panel="The run",
-    ),
-]
+Out = Annotated[Path | None, out_option("Folder of the run.", "runs/MODEL-DATA")]
 Resume = Annotated[bool, _run("Continue the run in --out, with its own recipe unless one is given.", "--resume")]
 CheckpointMinutes = Annotated[
     float, _run("Minutes between checkpoints within an epoch.", "--checkpoint-minutes", metavar=_NUMBER)
@@ -70,7 +66,5 @@ CheckpointMinutes = Annotated[
 LoggerName = Annotated[Logger, _run("csv, or tensorboard beside it.", "--logger", metavar=_NAME)]
 LogEvery = Annotated[int, _run("Steps between two lines of the logs.", metavar=_COUNT, min=1)]
 NoReport = Annotated[bool, _run("Do not certify, attack and audit the result into report.html.", "--no-report")]
-Attacked = Annotated[int, _run("Inputs the report attacks.", metavar=_COUNT, min=1)]
 Quiet = Annotated[bool, _run("No progress bar.", "--quiet", "-q")]
 DryRun = Annotated[bool, _run("Check everything up to training, print the recipe and stop.", "--dry-run")]
-AsJson = Annotated[bool, _run("Print one JSON object and nothing else on standard output.", "--json")]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthogonium.cli import run_options as o
-from orthogonium.cli.arguments import new_folder
+from orthogonium.cli.arguments import AsJson, Attacked, new_folder
 from orthogonium.cli.output import console, print_json
 from orthogonium.cli.recipe_flags import fields_given, with_recipe_flags
 from orthogonium.cli.recipes import compose
@@ -32,10 +32,10 @@ def train(
     logger: o.LoggerName = o.Logger.csv,
     log_every: o.LogEvery = 50,
     no_report: o.NoReport = False,
-    attacked: o.Attacked = 512,
+    attacked: Attacked = 512,
     quiet: o.Quiet = False,
     dry_run: o.DryRun = False,
-    as_json: o.AsJson = False,
+    as_json: AsJson = False,
     **fields: Any,
 ) -> int:
     r"""Train a network, certify it, and write a report.

@@ -79,7 +79,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def memory(device: torch.device) -> int | None:
-    """The same now."""
+    """Memory of tensors on the device at this moment, in bytes; on a CPU, resident memory of this process."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status("VmRSS")
 
 

@@ -100,7 +100,7 @@ class Plan:
         raise problems[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """All that determines the comparison, as JSON values."""
         return {**asdict(self), "recipe": self.recipe.to_dict(), "contestants": [asdict(c) for c in self.contestants]}
 
 
@@ -117,7 +117,7 @@ class ComparisonFolder:
 
     @property
     def report(self) -> Path:
-        """The report."""
+        """The page with all tables and curves."""
         return self.path / "comparison.html"
 
     @property

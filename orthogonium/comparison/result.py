@@ -98,7 +98,7 @@ class RunResult:
 
     @classmethod
     def read(cls, path: Path) -> RunResult:
-        """What `write` saved."""
+        """A result from the file that `write` saved."""
         found = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{key: _tuples(value) for key, value in found.items()})
 

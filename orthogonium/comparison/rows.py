@@ -44,7 +44,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Name of the contestant."""
+        """Name of the contestant, which heads its row."""
         return self.contestant.name
 
     @property
@@ -142,7 +142,7 @@ class Row:
         return found
 
     def to_dict(self, eps: tuple[float, ...]) -> dict[str, Any]:
-        """As JSON values."""
+        """Status, remarks and figures at these radii, as JSON values."""
         figures = {
             name: None if spread is None else {"mean": spread.mean, "deviation": spread.deviation}
             for name, spread in self.figures(eps).items()

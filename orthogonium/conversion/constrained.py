@@ -31,7 +31,7 @@ Plain = nn.Linear | nn.modules.conv._ConvNd
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `convert`."""
+    """The arguments of `convert` that say what becomes of a layer."""
 
     method: str
     keep: bool

@@ -66,7 +66,7 @@ _AUGMENTED: dict[Any, Callable[..., Any]] = {
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other"}
 
 
-def normalize(node: fx.Node) -> None:
+def pass_by_position(node: fx.Node) -> None:
     """Pass inputs of modules and arguments of the functions above by position, with torch's names instead of numpy's.
 
     `y += z` becomes `y = y + z`: only its result is read.
@@ -121,7 +121,7 @@ class _Slot:
     buffer: str | None = None
 
 
-class Call(nn.Module):
+class NodeCall(nn.Module):
     """A function or method of a node, as a module of the only value among its arguments; others are `constants`."""
 
     def __init__(self, node: fx.Node, constants: Mapping[fx.Node, Tensor]) -> None:
@@ -139,7 +139,7 @@ class Call(nn.Module):
         self.rest, self.keywords = fx.node.map_aggregate(arguments, slot)
 
     def forward(self, x: Tensor) -> Any:
-        """The call."""
+        """What the function of the node makes of `x`."""
 
         def fill(value: Any) -> Any:
             if not isinstance(value, _Slot):

@@ -10,14 +10,22 @@ from torch import Tensor, fx, nn
 
 from orthogonium.conversion.constrained import Settings, constrained, is_constrained
 from orthogonium.conversion.edits import Edits, attribute_of, name_of
-from orthogonium.conversion.functions import CONCATENATIONS, MOVEMENT, SUMS, Call, as_module, normalize, picks_entries
+from orthogonium.conversion.functions import (
+    CONCATENATIONS,
+    MOVEMENT,
+    SUMS,
+    NodeCall,
+    as_module,
+    pass_by_position,
+    picks_entries,
+)
 from orthogonium.conversion.modules import (
     BATCH_NORM,
     RELU_LIKE,
     CannotConvertError,
     Place,
     constant_of,
-    is_homogeneous,
+    ignores_units,
     replace,
 )
 from orthogonium.conversion.normalization import WITHOUT_DIVISION, centering, folded, kept_centering
@@ -82,7 +90,7 @@ class Converter(Edits):
                 "without inplace, and read the result: y = torch.relu(y), y = 3 * y.",
             )
             return
-        normalize(node)
+        pass_by_position(node)
         if node.meta.get("without_grad"):
             self._refuse(node, "It ran without gradients (torch.no_grad), and now has them. Use detach() in forward.")
         try:
@@ -290,9 +298,9 @@ class Converter(Edits):
             return
         shape = shape_of(values[0])
         assert shape is not None
-        call, unit = Call(node, self._indices(node, values[0])), self.units[values[0]]
+        call, unit = NodeCall(node, self._indices(node, values[0])), self.units[values[0]]
         constant = constant_of(call, shape[1:])
-        unit = 1.0 if unit == 1 or is_homogeneous(call, shape[1:]) else unit
+        unit = 1.0 if unit == 1 or ignores_units(call, shape[1:]) else unit
         if constant > 1 + 1e-6:
             name = self._describe(node)
             self._call(node, Scaled(call, 1 / constant, unit), (values[0],))

@@ -116,7 +116,7 @@ def stays(module: nn.Module) -> bool:
 def _in_its_unit(module: nn.Module, place: Place) -> Result:
     """The module, between conversions to and from its original unit if units matter."""
     without_state = next((False for _ in (*module.parameters(), *module.buffers())), True)
-    if isinstance(module, _HARMLESS) or place.unit == 1 or without_state and is_homogeneous(module, place.shape):
+    if isinstance(module, _HARMLESS) or place.unit == 1 or without_state and ignores_units(module, place.shape):
         return Result()
     return Result(Scaled(module, 1.0, place.unit), note="in the units it was made for")
 
@@ -184,7 +184,7 @@ def _fixed_slope(module: Any) -> Result:
     return Result(nn.LeakyReLU(slope), note="a slope that is learned or random has no bound: fixed")
 
 
-def is_homogeneous(module: nn.Module, shape: tuple[int, ...]) -> bool:
+def ignores_units(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Whether `fn(2x) = 2 fn(x)` for inputs of all sizes, so units do not matter."""
     x = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -194,7 +194,7 @@ def is_homogeneous(module: nn.Module, shape: tuple[int, ...]) -> bool:
 def _divided(module: nn.Module, place: Place) -> Result:
     """Any other function: divided by its constant if that exceeds 1, and in its own units if they matter."""
     constant = constant_of(module, place.shape)
-    unit = 1.0 if place.unit == 1 or is_homogeneous(module, place.shape) else place.unit
+    unit = 1.0 if place.unit == 1 or ignores_units(module, place.shape) else place.unit
     if constant <= 1 + 1e-6 and unit == 1:
         return Result()
     divisor = max(constant, 1.0) if constant > 1 + 1e-6 else 1.0

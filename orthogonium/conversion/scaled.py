@@ -18,7 +18,7 @@ class Scaled(nn.Module):
         self.fn, self.factor, self.unit = fn, factor, unit
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scaled function."""
+        """Apply the function in its own units, and scale what it gives."""
         y = self.fn(x if self.unit == 1 else x * self.unit)
         scale = self.factor / self.unit
         return y if scale == 1 else y * scale

@@ -142,7 +142,7 @@ def _embedded(made: Any, layer: Any) -> Tensor:
 
 
 def start_from(cls: type[Layer], layer: Any, steps: int, options: Mapping[str, Any]) -> Layer:
-    """`cls.from_torch`."""
+    """A layer of this class that starts from the weight of `layer`: what `from_torch` of the class does."""
     if not isinstance(steps, int) or steps < 0:
         raise ParameterError(f"from_torch: steps, of a fit, must be an integer of at least 0, got {steps!r}.")
     made: Any = like(cls, layer, options)
@@ -190,7 +190,7 @@ def _assign(parameters: list[Tensor], values: tuple[Tensor, ...]) -> None:
 
 
 def distance(made: Any, layer: Any, up_to_scale: bool) -> float:
-    """`Constrained.distance_to`."""
+    """How far the made layer is from the one it was made from: what `distance_to` of a layer does."""
     with torch.no_grad():
         _check_direction(made, layer)
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and not hasattr(made, "packing"):

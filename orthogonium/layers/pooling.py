@@ -28,8 +28,10 @@ _AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
-def _per_axis(value: Size, dims: int, name: str) -> tuple[int, ...]:
-    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+def per_axis(value: Size | list[int], dims: int, name: str) -> tuple[int, ...]:
+    """A size for each axis: a single one, even in a tuple, is that of all of them, as for torch's operators."""
+    sizes = (value,) if isinstance(value, int) else tuple(value)
+    sizes = sizes * dims if len(sizes) == 1 else sizes
     if len(sizes) != dims:
         raise ParameterError(f"{name} needs one int or {dims}, one for each axis: got {value}.")
     return sizes
@@ -51,7 +53,7 @@ def avg_pool_constant(kernel_size: Size, stride: Size | None = None) -> float:
     """
     stride = kernel_size if stride is None else stride
     dims = _axes(kernel_size, stride)
-    kernel, steps = _per_axis(kernel_size, dims, "kernel_size"), _per_axis(stride, dims, "stride")
+    kernel, steps = per_axis(kernel_size, dims, "kernel_size"), per_axis(stride, dims, "stride")
     squared = 1
     for k, s in zip(kernel, steps, strict=True):
         a, r = divmod(k, s)
@@ -72,9 +74,9 @@ def max_pool_constant(kernel_size: Size, stride: Size | None = None, dilation: S
     dims = _axes(kernel_size, stride, dilation)
     windows = 1
     for k, s, d in zip(
-        _per_axis(kernel_size, dims, "kernel_size"),
-        _per_axis(stride, dims, "stride"),
-        _per_axis(dilation, dims, "dilation"),
+        per_axis(kernel_size, dims, "kernel_size"),
+        per_axis(stride, dims, "stride"),
+        per_axis(dilation, dims, "dilation"),
         strict=True,
     ):
         windows *= math.ceil(k * math.gcd(s, d) / s)
@@ -99,9 +101,9 @@ class _WindowPool(nn.Module):
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__()
         name = type(self).__name__
-        self.kernel_size = _per_axis(kernel_size, self.dims, f"{name}: kernel_size")
-        self.stride = self.kernel_size if stride is None else _per_axis(stride, self.dims, f"{name}: stride")
-        self.padding = _per_axis(padding, self.dims, f"{name}: padding")
+        self.kernel_size = per_axis(kernel_size, self.dims, f"{name}: kernel_size")
+        self.stride = self.kernel_size if stride is None else per_axis(stride, self.dims, f"{name}: stride")
+        self.padding = per_axis(padding, self.dims, f"{name}: padding")
         if min(self.kernel_size + self.stride) < 1:
             raise ParameterError(f"{name} needs kernel_size and stride ≥ 1: got {kernel_size} and {stride}.")
         if any(not 0 <= 2 * p <= k for p, k in zip(self.padding, self.kernel_size, strict=True)):
@@ -218,7 +220,7 @@ class ScaledMaxPool(_WindowPool):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding)
-        self.dilation = _per_axis(dilation, self.dims, f"{type(self).__name__}: dilation")
+        self.dilation = per_axis(dilation, self.dims, f"{type(self).__name__}: dilation")
         if min(self.dilation) < 1:
             raise ParameterError(f"{type(self).__name__} needs dilation ≥ 1: got {dilation}.")
         self.ceil_mode = ceil_mode

@@ -124,7 +124,13 @@ def copies(size: int, left: int, right: int, mode: PaddingMode, device: torch.de
         return 1 + before.int() + after.int()
     if mode == "replicate":
         return 1 + left * (index == 0).int() + right * (index == size - 1).int()
+    _check_mode("Padding", mode)
     return torch.ones_like(index)
+
+
+def _check_mode(name: str, mode: str) -> None:
+    if mode not in _TORCH_MODE:
+        raise ParameterError(f"{name} knows the modes {', '.join(_TORCH_MODE)}: got {mode!r}.")
 
 
 def pad_constant(padding: tuple[int, ...], size: tuple[int, ...], mode: PaddingMode = "zeros") -> float:
@@ -171,8 +177,7 @@ class IsometricPad(nn.Module):
 
     def __init__(self, padding: int | tuple[int, ...], mode: PaddingMode = "zeros") -> None:
         super().__init__()
-        if mode not in _TORCH_MODE:
-            raise ParameterError(f"IsometricPad knows the modes {', '.join(_TORCH_MODE)}: got {mode!r}.")
+        _check_mode("IsometricPad", mode)
         if min(padding if isinstance(padding, tuple) else (padding,), default=-1) < 0:
             raise ParameterError(f"IsometricPad needs paddings ≥ 0: got {padding}. Cropping is 1-Lipschitz by slicing.")
         self.padding = padding

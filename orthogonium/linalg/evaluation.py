@@ -32,7 +32,7 @@ from orthogonium.errors import ExportError, ShapeError
 from orthogonium.linalg.products import BY_LIBRARY, FULL, SETTINGS, held
 
 P = ParamSpec("P")
-Result = TypeVar("Result", Tensor, tuple[Tensor, ...])
+Output = TypeVar("Output", Tensor, tuple[Tensor, ...])
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -103,7 +103,7 @@ def float64_is_cheap(x: Tensor) -> bool:
 # ── precision ──
 
 
-def full_precision(function: Callable[P, Result], of_arguments: bool = True) -> Callable[P, Result]:
+def full_precision(function: Callable[P, Output], of_arguments: bool = True) -> Callable[P, Output]:
     """Run `function` in float32 or better: outside autocast, half-precision tensors as float32, full products.
 
     The result has the dtype of the first tensor. Note [Products] of `products.py`. With `of_arguments=False`,
@@ -111,7 +111,7 @@ def full_precision(function: Callable[P, Result], of_arguments: bool = True) -> 
     """
 
     @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> Result:
+    def run(*args: P.args, **kwargs: P.kwargs) -> Output:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         first = tensors[0]
         rounded = products_are_rounded() and first.device.type != "mps"  # which rounds none, and has no float64
@@ -133,7 +133,7 @@ def _widen(x: Any, wide: torch.dtype) -> Any:
     return x.to(wide) if narrow else x
 
 
-def _to(result: Result, dtype: torch.dtype) -> Result:
+def _to(result: Output, dtype: torch.dtype) -> Output:
     return result.to(dtype) if isinstance(result, Tensor) else tuple(t.to(dtype) for t in result)
 
 

@@ -23,10 +23,15 @@ class MatrixMap(nn.Module):
 
     # Whether each matrix of a batch is mapped by itself. A subclass may differ, so each class declares its own.
     batched = False
+    printed: tuple[str, ...] = ()  # its arguments beside the shape
 
     def right_inverse(self, w: Tensor) -> Tensor:
-        """The matrix itself."""
+        """Take an assigned weight as the raw matrix, without a check that the map gives it back."""
         return w
+
+    def extra_repr(self) -> str:
+        """Its arguments with their values."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.printed)
 
 
 class ShapedMap(MatrixMap):

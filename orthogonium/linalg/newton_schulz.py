@@ -60,6 +60,7 @@ class BatchedBjorckOrthogonalization(ShapedMap):
     """
 
     batched = True
+    printed = ("niters", "beta", "pass_through")
 
     def __init__(
         self, weight_shape: tuple[int, ...], beta: float = 0.5, niters: int = 12, pass_through: bool = False
@@ -86,7 +87,3 @@ class BatchedBjorckOrthogonalization(ShapedMap):
         rounding = 64 * torch.finfo(w.dtype).eps * (min(w.shape[-2:]) + 8)
         warn_if_deficient(w, type(self).__name__, max(2 * allowed, rounding))
         return bjorck(w, last, self.beta)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"niters={self.niters}, beta={self.beta}, pass_through={self.pass_through}"

@@ -109,6 +109,7 @@ class BatchedPowerIteration(ShapedMap):
     """`W / σ` with σ estimated by `power_it_niter` power iterations: close to, but not certified to be, norm 1."""
 
     batched = True
+    printed = ("power_it_niter", "eps")
 
     def __init__(self, weight_shape: tuple[int, ...], power_it_niter: int = 3, eps: float = 1e-12) -> None:
         super().__init__(weight_shape)
@@ -119,10 +120,6 @@ class BatchedPowerIteration(ShapedMap):
     def forward(self, w: Tensor) -> Tensor:
         """The matrices divided by their estimated norm."""
         return _power_normalize(w, self.power_it_niter, self.eps)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"power_it_niter={self.power_it_niter}, eps={self.eps}"
 
 
 @full_precision
@@ -137,6 +134,7 @@ class BatchedGramNormalization(ShapedMap):
     """`W / bound` with the certified Gram bound: σ_max ≤ 1 always, at least `min(W.shape)^(-2^-(niter+2))`."""
 
     batched = True
+    printed = ("niter",)
 
     def __init__(self, weight_shape: tuple[int, ...], niter: int = 5) -> None:
         super().__init__(weight_shape)
@@ -148,10 +146,6 @@ class BatchedGramNormalization(ShapedMap):
         """The matrices divided by the bound on their norm."""
         return spectral_normalize(w, self.niter)
 
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"niter={self.niter}"
-
 
 class BatchedIdentity(ShapedMap):
     """No normalization, for orthogonalizers that do not depend on the scale."""
@@ -159,12 +153,14 @@ class BatchedIdentity(ShapedMap):
     batched = True
 
     def forward(self, w: Tensor) -> Tensor:
-        """The input."""
+        """The matrices as they are."""
         return w
 
 
 class L2Normalize(MatrixMap):
     """`W / ‖W‖₂` along `dim` (the whole tensor for None), computed in `dtype`. Zero vectors stay zero."""
+
+    printed = ("dtype", "dim")
 
     def __init__(self, dtype: torch.dtype | None = None, dim: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
@@ -174,10 +170,6 @@ class L2Normalize(MatrixMap):
         """Vectors along `dim` of norm 1."""
         x = w if self.dtype is None else w.to(self.dtype)
         return unit_norm(x, self.dim).to(w.dtype)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"dtype={self.dtype}, dim={self.dim}"
 
 
 @full_precision

@@ -7,8 +7,8 @@ inputs are scaled down to that norm, and one cubic Newton–Schulz step removes 
 Note [Thin exponentials]
 The first r rows of exp(S), `S = [[A, B], [−Bᵀ, 0]]` with A of size r, turn within 2r directions, however many columns B
 has. With `N = [[I, 0], [0, Bᵀ]]` and `M = [[A, I], [−I, 0]]`, S is NMNᵀ, so these rows are `[E₁₁, −E₂₁B]` for the
-blocks of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; likewise for every polynomial.
-Multiplying the second block of rows by any s, and that of columns by 1/s, changes nothing: s ≈ ‖B‖ balances them.
+submatrices of the exponential of 2r rows `E = exp(MNᵀN)`, `MNᵀN = [[A, BBᵀ], [−I, 0]]`; likewise for every polynomial.
+Multiplying the second r rows by any s, and the second r columns by 1/s, changes nothing: s ≈ ‖B‖ balances them.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ class BatchedExponentialOrthogonalization(ShapedMap):
     """Module form of `exponential`; `niters` is the number of terms, or None (the default) for the full exponential."""
 
     batched = True
+    printed = ("niters",)
 
     def __init__(self, weight_shape: tuple[int, ...], niters: int | None = None) -> None:
         super().__init__(weight_shape)
@@ -159,10 +160,6 @@ class BatchedExponentialOrthogonalization(ShapedMap):
     def forward(self, w: Tensor) -> Tensor:
         """The exponentials, cropped to the shape of the matrices."""
         return exponential(w, self.niters)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"niters={self.niters}"
 
 
 class BatchedCayleyOrthogonalization(ShapedMap):

@@ -40,9 +40,9 @@ by columns (`Xᵀ` for the row-major X) and with a triangle stored by columns, t
 Cholesky returns it, backward the transpose of a row-major copy. Otherwise it takes up to 2.4 times as long.
 
 Note [One triangle]
-Cholesky reads one triangle of `XXᵀ`, the adjoint one of `GWᵀ`. Torch has no product that stops at the diagonal. In
-blocks of rows, each up to its last diagonal entry, it takes little more than half of the flops; this pays for many rows
-on a CPU (0.6 to 0.7 of the time for 512 to 2048), and elsewhere one launch is better than many.
+Cholesky reads one triangle of `XXᵀ`, the adjoint one of `GWᵀ`. Torch has no product that stops at the diagonal. Some
+rows at a time, each time up to the last diagonal entry, it takes little more than half of the flops; this pays for many
+rows on a CPU (0.6 to 0.7 of the time for 512 to 2048), and elsewhere one launch is better than many.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ ENOUGH = 16.0  # what the last pass may leave, in units of eps
 _MANY_ROWS, _ROWS_AT_ONCE = 512, 128  # Note [One triangle]
 _LITTLE = 4e-3  # what the pass before the last may leave; in float32, gradients are then good to 1e-5
 
-Factorization: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # W, Lᵀ, s with X = s·LW; None for s = 1
-Algorithm: TypeAlias = Callable[[Tensor], Factorization]  # (b, r, c) → (b, r, c), (b, r, r), any shape for s
+RowsAndFactor: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # W, Lᵀ, s with X = s·LW; None for s = 1
+Algorithm: TypeAlias = Callable[[Tensor], RowsAndFactor]  # (b, r, c) → (b, r, c), (b, r, r), any shape for s
 
 
 def _batch(x: Tensor) -> Tensor:  # (..., m, n) → (b, m, n)
@@ -79,7 +79,7 @@ def _cholesky_rows(x: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:  # (b, r, 
     return torch.linalg.solve_triangular(upper, x.mT, upper=True, left=False).mT, upper
 
 
-def _passes(x: Tensor) -> Factorization:
+def _passes(x: Tensor) -> RowsAndFactor:
     """Orthonormal rows by as many passes as it takes. Note [Passes].
 
     The result for matrices that are ill-conditioned in float32 is in float64.
@@ -131,7 +131,7 @@ def _probes(rank: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(8, rank, dtype=dtype, device="cpu", generator=torch.Generator().manual_seed(0))
 
 
-def _shifted_passes(x: Tensor, most: int) -> Factorization:
+def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
     """The same by shifted passes: all of them if blind, else until nothing is missing. Note [Shifted Cholesky]."""
     eps, rank = torch.finfo(x.dtype).eps, x.shape[1]
     scale = magnitude(x)
@@ -169,7 +169,7 @@ def _shifted_gram(x: Tensor) -> Tensor:
     return torch.baddbmm(identity, x, x.mT, beta=shift / (1 + shift), alpha=1 / (1 + shift))
 
 
-def _householder(x: Tensor) -> Factorization:  # (b, r, c)
+def _householder(x: Tensor) -> RowsAndFactor:  # (b, r, c)
     """The same by Householder reflections."""
     q, upper = torch.linalg.qr(x.mT)
     sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(x.dtype)
@@ -209,7 +209,7 @@ class _GramSchmidt(HandWritten):
 
     @classmethod
     def plain(cls, x: Tensor, factorize: Algorithm) -> Tensor:
-        """Note [Preconditioning]."""
+        """One more pass, by operators that torch differentiates. Note [Preconditioning]."""
         flat = _batch(x)
         w, upper, scale = factorize(flat.detach())
         flat = flat.to(w.dtype) if scale is None else flat.to(w.dtype) / scale
@@ -267,6 +267,7 @@ class BatchedCholeskyOrthogonalization(ShapedMap):
     """Module form of `cholesky`; `stable=True` reaches 1e-6 in float32, one pass about κ²·1e-7."""
 
     batched = True
+    printed = ("stable",)
 
     def __init__(self, weight_shape: tuple[int, ...], stable: bool = False) -> None:
         super().__init__(weight_shape)
@@ -275,10 +276,6 @@ class BatchedCholeskyOrthogonalization(ShapedMap):
     def forward(self, w: Tensor) -> Tensor:
         """Gram–Schmidt orthonormalization of the matrices, by Cholesky."""
         return cholesky(w, self.stable)
-
-    def extra_repr(self) -> str:
-        """Arguments, for printing."""
-        return f"stable={self.stable}"
 
 
 class BatchedQROrthogonalization(ShapedMap):

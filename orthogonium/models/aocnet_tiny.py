@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.models.network_parts import STEM_AND_POOL, ClassifierParts, check_image, halved
+from orthogonium.models.network_parts import STEM_AND_POOL, ClassifierParts, check_image_shape, halved
 from orthogonium.models.registry import register
 
 
@@ -41,7 +41,7 @@ def aocnet_tiny(
         kernel_size: kernel size of the convolutions.
         stride_kernel: kernel size of those with stride 2, if not `kernel_size`; 2 makes them cheapest.
     """
-    shape = check_image("aocnet_tiny", image_shape, n_classes)
+    shape = check_image_shape("aocnet_tiny", image_shape, n_classes)
     if not widths or depth < 1:
         raise ParameterError(f"aocnet_tiny needs a stage and a convolution in it: got widths {widths}, depth {depth}.")
     stride_kernel = stride_kernel or kernel_size

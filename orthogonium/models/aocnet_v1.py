@@ -14,7 +14,7 @@ from orthogonium.class_param import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import PrescaledAdditiveResidual
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.network_parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image_shape, halved
 from orthogonium.models.published import (
     BATCH_CENTERING,
     L2_POOL,
@@ -66,7 +66,7 @@ def aocnet_v1(
         base_width: channels of the first convolution, by default a sixteenth of `embedding_dim`; stages have 2, 4 and 8
             times as many, and `embedding_dim`.
     """
-    channels, height, width = check_image("aocnet_v1", img_shape, n_classes)
+    channels, height, width = check_image_shape("aocnet_v1", img_shape, n_classes)
     base_width = embedding_dim // 16 if base_width is None else base_width
     if base_width < 1:
         raise ParameterError(f"aocnet_v1 starts with embedding_dim/16 channels: got embedding_dim={embedding_dim}.")

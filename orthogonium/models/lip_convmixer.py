@@ -15,7 +15,7 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.network_parts import ClassifierParts, Factory, check_image
+from orthogonium.models.network_parts import ClassifierParts, Factory, check_image_shape
 from orthogonium.models.registry import member, register
 
 _LARGE = {"patch": 7, "pool": "l2"}  # as ConvMixer has it for ImageNet: no stage follows that would halve the image
@@ -51,7 +51,7 @@ def _convmixer(
         channels_per_group: number of channels that those mix with each other.
         skip: how those are wrapped, like the blocks of a residual network (`SKIPS`); None for not at all.
     """
-    shape = check_image("lip_convmixer", image_shape, n_classes)
+    shape = check_image_shape("lip_convmixer", image_shape, n_classes)
     groups = mixer_groups("lip_convmixer", dim, channels_per_group)
     first, (channels, height, width) = parts.stem("lip_convmixer", shape)
     features = parts.unit(channels, dim, 1)

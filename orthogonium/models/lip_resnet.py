@@ -22,7 +22,15 @@ from orthogonium.layers import (
     PrescaledAdditiveResidual,
     ScaledMaxPool2d,
 )
-from orthogonium.models.network_parts import STEM_AND_POOL, ClassifierParts, Factory, Parts, check_image, halved, one_of
+from orthogonium.models.network_parts import (
+    STEM_AND_POOL,
+    ClassifierParts,
+    Factory,
+    Parts,
+    check_image_shape,
+    halved,
+    one_of,
+)
 from orthogonium.models.published import (
     AVG_POOL,
     MAXMIN,
@@ -80,7 +88,7 @@ def _resnet(
         kernel_size: kernel size of the convolutions.
         skip: how a block is wrapped: a key of `SKIPS`, a class that takes a module, or None.
     """
-    shape = check_image("lip_resnet", image_shape, n_classes)
+    shape = check_image_shape("lip_resnet", image_shape, n_classes)
     if not widths or len(widths) != len(depths):
         raise ParameterError(f"lip_resnet needs a depth for each width, got widths {widths} and depths {depths}.")
     first, (channels, height, width) = parts.stem("lip_resnet", shape)
@@ -142,7 +150,7 @@ def lip_resnet(
         base_width: channels of the first stage; each further stage has twice as many.
         depths: blocks of each stage.
     """
-    channels, height, width = check_image("lip_resnet", img_shape, n_classes)
+    channels, height, width = check_image_shape("lip_resnet", img_shape, n_classes)
     if height < 4 or width < 4:
         raise ParameterError(f"lip_resnet needs images of at least 4×4 pixels, got {height}×{width}.")
     parts = published_parts(conv, act, norm)

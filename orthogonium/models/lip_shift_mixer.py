@@ -16,7 +16,7 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers import ChannelShift, PositionalBias
-from orthogonium.models.network_parts import ClassifierParts, check_image
+from orthogonium.models.network_parts import ClassifierParts, check_image_shape
 from orthogonium.models.registry import register
 
 
@@ -40,7 +40,7 @@ def lip_shift_mixer(
         depth: number of pairs of a shift and a convolution.
         shift: pixels by which each shift moves.
     """
-    shape = check_image("lip_shift_mixer", image_shape, n_classes)
+    shape = check_image_shape("lip_shift_mixer", image_shape, n_classes)
     if dim < 5 or depth < 1 or shift < 1:
         raise ParameterError(
             "lip_shift_mixer needs dim ≥ 5, a part of the channels for each direction and one that stays, depth ≥ 1 "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.models.network_parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image_shape, halved
 from orthogonium.models.published import (
     L2_POOL,
     LAYER_CENTERING,
@@ -60,7 +60,7 @@ def lip_vgg(
         pool: a class that is called with `kernel_size`, the size of the last images, or None. Without it, the first
             dense layer of a network for 224×224 pixels has 25088 × 4096 weights, which each step makes orthogonal.
     """
-    channels, height, width = check_image("lip_vgg", img_shape, n_classes)
+    channels, height, width = check_image_shape("lip_vgg", img_shape, n_classes)
     if min(height, width) <= 16:
         raise ParameterError(
             f"lip_vgg centers images after four strides of 2, which needs more than 16×16 pixels: got {height}×{width}."

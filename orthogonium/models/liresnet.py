@@ -16,7 +16,7 @@ from torch import nn
 
 from orthogonium.errors import ParameterError
 from orthogonium.layers import SpectralConv2d
-from orthogonium.models.network_parts import ClassifierParts, check_image, whole_patches
+from orthogonium.models.network_parts import ClassifierParts, check_image_shape, whole_patches
 from orthogonium.models.registry import register
 
 _NECK_STRIDE = 4
@@ -59,7 +59,7 @@ def liresnet(
         neck: channels of the convolution of stride 4 that leads to the dense layers; the remaining pixels are
             flattened.
     """
-    shape = check_image("liresnet", image_shape, n_classes)
+    shape = check_image_shape("liresnet", image_shape, n_classes)
     if depth < 1 or kernel_size < 1 or kernel_size % 2 == 0:
         raise ParameterError(
             f"liresnet needs a block and an odd kernel size: got depth={depth} and kernel_size={kernel_size}."

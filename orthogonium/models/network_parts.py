@@ -71,7 +71,7 @@ _TRANSITION = {"sll": "sll-aoc"}
 
 STEM_AND_POOL = {"patch": 4, "pool": "l2"}
 """Options of `ClassifierParts` for large images, as residual networks treat those of ImageNet: a first convolution of
-stride 4 (blocks of 4×4 pixels become channels, which loses nothing), and one number for each channel in the end."""
+stride 4 (tiles of 4×4 pixels become channels, which loses nothing), and one number for each channel in the end."""
 
 
 def one_of(table: dict[str, Any], name: str, what: str) -> Any:
@@ -81,7 +81,7 @@ def one_of(table: dict[str, Any], name: str, what: str) -> Any:
     return table[name]
 
 
-def check_image(model: str, image_shape: Sequence[int], n_classes: int) -> ImageShape:
+def check_image_shape(model: str, image_shape: Sequence[int], n_classes: int) -> ImageShape:
     """The shape as a tuple of three positive integers."""
     shape = tuple(image_shape)
     if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
@@ -105,7 +105,7 @@ def whole_patches(
     height, width = size
     if not 1 <= patch <= min(size):
         raise ParameterError(
-            f"{model}: {option}, the size of blocks of pixels, must be between 1 and that of the image "
+            f"{model}: {option}, the size of tiles of pixels, must be between 1 and that of the image "
             f"{height}×{width}: got {patch}."
         )
     counts = -(-height // patch), -(-width // patch)
@@ -243,7 +243,7 @@ class ClassifierParts(Parts):
     """The layers of a classifier with its two ends: the options that the families of `create_model` share.
 
     Attributes:
-        patch: size of the blocks of pixels that become channels before the first convolution; images of other sizes are
+        patch: size of the tiles of pixels that become channels before the first convolution; images of other sizes are
             zero-padded to a multiple of it.
         mean: mean of the pixels, subtracted inside the model.
         std: standard deviation of the pixels, divided by inside the model, whose constant becomes `1/min std`.

@@ -12,7 +12,7 @@ from torch import nn
 
 from orthogonium.layers import PrescaledAdditiveResidual
 from orthogonium.models.lip_resnet import residual
-from orthogonium.models.network_parts import Factory, ImageShape, check_image, whole_patches
+from orthogonium.models.network_parts import Factory, ImageShape, check_image_shape, whole_patches
 from orthogonium.models.published import (
     AVG_POOL,
     CIRCULAR_CONV,
@@ -30,7 +30,7 @@ def patches(
     model: str, img_shape: Sequence[int], n_classes: int, patch_size: int
 ) -> tuple[list[nn.Module], ImageShape]:
     """Padding of an image to a multiple of the patch, if needed; channels of the image, and its size in patches."""
-    channels, *size = check_image(model, img_shape, n_classes)
+    channels, *size = check_image_shape(model, img_shape, n_classes)
     layers, (height, width) = whole_patches(model, "patch_size", patch_size, (size[0], size[1]))
     return layers, (channels, height, width)
 

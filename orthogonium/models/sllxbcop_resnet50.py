@@ -24,7 +24,7 @@ from orthogonium.layers import (
     SDPBasedLipschitzResBlock,
     SLLxAOCLipschitzResBlock,
 )
-from orthogonium.models.network_parts import Factory, check_image, halved
+from orthogonium.models.network_parts import Factory, check_image_shape, halved
 from orthogonium.models.published import L2_POOL, pool_and_flatten
 from orthogonium.models.registry import member, register
 
@@ -48,7 +48,7 @@ def published_resnet50(
         base_width: channels of the first convolution; stages have 4, 8, 16, … times as many.
         depths: number of SLL blocks of each stage after the one that widens.
     """
-    channels, height, width = check_image("sllxbcop_resnet50", img_shape, n_classes)
+    channels, height, width = check_image_shape("sllxbcop_resnet50", img_shape, n_classes)
     if height < 4 or width < 4:
         raise ParameterError(f"sllxbcop_resnet50 needs images of at least 4×4 pixels, got {height}×{width}.")
 

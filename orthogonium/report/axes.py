@@ -58,12 +58,12 @@ class Axes:
         )
 
     def px(self, x: float) -> float:
-        """Pixels from the left."""
+        """Where a value of x stands, in pixels from the left."""
         low, high = self.x_range
         return _LEFT + (x - low) / ((high - low) or 1.0) * (self.size[0] - _LEFT - _RIGHT)
 
     def py(self, y: float) -> float:
-        """Pixels from the top."""
+        """Where a value of y stands, in pixels from the top."""
         low, high = self.y_range
         return self.size[1] - _BOTTOM - (y - low) / ((high - low) or 1.0) * (self.size[1] - _TOP - _BOTTOM)
 

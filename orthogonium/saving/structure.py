@@ -36,7 +36,7 @@ _PLAIN = (
 
 
 class _Different(Exception):
-    """Says where."""
+    """Raised at the first difference; its message says where it is."""
 
 
 def first_difference(model: nn.Module, twin: nn.Module) -> str | None:

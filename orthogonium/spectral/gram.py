@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.spectral.geometry import Convolution, require_geometry
 from orthogonium.spectral.reductions import Reduction, reductions
-from orthogonium.spectral.rounding import gamma, normalize, root, upward
+from orthogonium.spectral.rounding import gamma, root, scale_out, upward
 from orthogonium.spectral.symbol import Frequencies, covering_frequencies, mass, symbol, unit_kernel
 
 _PERRON_STEPS = 8
@@ -114,7 +114,7 @@ def _iterate(matrices: Tensor, steps: int) -> Tensor:
     """(groups, F) bounds for the norms of matrices (groups, F, rows, columns)."""
     scales, errors = [], []
     for _ in range(steps):
-        matrices, scale = normalize(matrices, torch.linalg.matrix_norm(matrices.detach()))
+        matrices, scale = scale_out(matrices, torch.linalg.matrix_norm(matrices.detach()))
         size = matrices.abs().square().sum((-2, -1))
         errors.append(gamma(2 * matrices.shape[-1] + 16) * size)
         scales.append(scale)
@@ -130,7 +130,7 @@ def _kernel_form(conv: Convolution, reduction: Reduction, steps: int) -> Tensor:
     kernel, outer = unit_kernel(conv, reduction)
     scales, errors = [], []
     for _ in range(steps):
-        kernel, scale = normalize(kernel, torch.linalg.vector_norm(kernel.detach().flatten(1), dim=1))
+        kernel, scale = scale_out(kernel, torch.linalg.vector_norm(kernel.detach().flatten(1), dim=1))
         columns, taps = kernel.shape[2], kernel[0, 0, 0].numel()
         kernel, entries = _autocorrelation(kernel), mass(kernel).square().sum((1, 2))
         lags = kernel[0, 0, 0].numel()

@@ -31,7 +31,7 @@ def double(weight: Tensor) -> Tensor:
     return (weight.cpu() if weight.device.type == "mps" else weight).to(torch.float64)
 
 
-def normalize(kernel: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+def scale_out(kernel: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
     """(kernel / ν, ν) with the constant ν = magnitude, or 1 where that is 0; no gradient flows through ν.
 
     A norm is homogeneous, so ‖kernel‖ = ν·‖kernel / ν‖ for every constant ν, and so is its gradient.

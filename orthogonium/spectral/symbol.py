@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from orthogonium.errors import ParameterError
 from orthogonium.spectral.geometry import Convolution
 from orthogonium.spectral.reductions import Reduction
-from orthogonium.spectral.rounding import double, normalize
+from orthogonium.spectral.rounding import double, scale_out
 
 _CHUNK = 2**20  # complex numbers held at a time
 
@@ -160,7 +160,7 @@ def unit_kernel(conv: Convolution, reduction: Reduction) -> tuple[Tensor, Tensor
     """
     kernel = phases(conv, reduction.stride)
     kernel = kernel.transpose(1, 2) if kernel.shape[1] > kernel.shape[2] else kernel
-    return normalize(kernel, kernel.detach().abs().amax(dim=tuple(range(1, kernel.ndim))))
+    return scale_out(kernel, kernel.detach().abs().amax(dim=tuple(range(1, kernel.ndim))))
 
 
 def autocorrelation(kernel: Tensor) -> Tensor:

@@ -39,18 +39,13 @@ def exact_twin(fn: Map, input_shape: Sequence[int], *, seed: int = 0) -> Callabl
         own = call(x)
         try:
             twin = _plain_copy(fn).double() if isinstance(fn, nn.Module) else call
-            exact = twin(x.double())
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            PickleError,
-        ):  # casts inside, tensors that are no parameters, uncopyable parts
-            return None
-    if exact.dtype != torch.float64 or exact.shape != own.shape:
+            wide = twin(x.double())
+        except (RuntimeError, TypeError, ValueError, PickleError):
+            return None  # casts inside, tensors that are no parameters, parts that cannot be copied
+    if wide.dtype != torch.float64 or wide.shape != own.shape:
         return None
-    error = torch.linalg.vector_norm((double(own) - exact).flatten())
-    size = torch.linalg.vector_norm(exact.flatten()) + torch.linalg.vector_norm(x.double().flatten())
+    error = torch.linalg.vector_norm((double(own) - wide).flatten())
+    size = torch.linalg.vector_norm(wide.flatten()) + torch.linalg.vector_norm(x.double().flatten())
     return twin if bool(error <= _AGREEMENT.get(dtype, 0.0) * size) else None
 
 

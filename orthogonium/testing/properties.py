@@ -63,9 +63,9 @@ def _noise(fn: Function, twin: Callable[[Tensor], Tensor] | None, points: Tensor
     """Relative error of an evaluation in the dtype of the function."""
     if twin is None:
         return _NOISE.get(points.dtype)
-    exact, size = twin(points.double()), 1e-300
-    error = (fn(points).double() - exact).reshape(len(points), -1).norm(dim=1)
-    sizes = points.double().reshape(len(points), -1).norm(dim=1) + exact.reshape(len(points), -1).norm(dim=1)
+    wide, size = twin(points.double()), 1e-300
+    error = (fn(points).double() - wide).reshape(len(points), -1).norm(dim=1)
+    sizes = points.double().reshape(len(points), -1).norm(dim=1) + wide.reshape(len(points), -1).norm(dim=1)
     return max(8 * torch.finfo(points.dtype).eps, 8 * float((error / sizes.clamp_min(size)).max()))
 
 

@@ -34,6 +34,7 @@ from orthogonium.training.memory import keep_freed_memory
 from orthogonium.training.progress import ProgressBar
 from orthogonium.training.run_folder import RunFolder
 from orthogonium.training.time_limit import TimeLimit
+from orthogonium.training.validation import ValidateLast
 
 # Lightning's remarks on what is deliberate here (loaders index tensors in memory, steps are logged by our journal), and
 # torch's on Lightning's code.
@@ -259,6 +260,7 @@ def fit(
             logger=create_loggers(folder, tensorboard),
             callbacks=[
                 *([WeightAverage(recipe.ema)] if recipe.ema is not None else []),
+                ValidateLast(),
                 journal,
                 EarlyStopping(),
                 *([ProgressBar(journal)] if progress else []),

@@ -17,11 +17,11 @@ from orthogonium.training.tally import means
 
 
 def create_loggers(folder: RunFolder, tensorboard: bool) -> list[Logger]:
-    """A CSV logger in `folder/logs` and, if requested, one for TensorBoard beside it."""
-    loggers: list[Logger] = [CSVLogger(folder.path, name="logs")]
+    """A CSV logger and, if requested, one for TensorBoard."""
+    loggers: list[Logger] = [CSVLogger(folder.path, name=folder.logs.name)]
     if tensorboard:
         try:
-            loggers.append(TensorBoardLogger(folder.path, name="tensorboard"))
+            loggers.append(TensorBoardLogger(folder.path, name=folder.tensorboard.name))
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "TensorBoard logs were asked for, but tensorboard is not installed: pip install tensorboard. "
@@ -55,19 +55,9 @@ class Journal(Callback):
         self.recent: dict[str, float] = {}  # what a progress bar may show
         self._logged_step = 0
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Make sure that the last epoch is validated where training continues within it: that is no start of one."""
-        self._validate_last(trainer)
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Reset the tally; make sure that the last epoch is validated."""
+        """Begin a new tally."""
         pl_module.tally.reset()
-        self._validate_last(trainer)
-
-    @staticmethod
-    def _validate_last(trainer: Trainer) -> None:
-        if trainer.current_epoch + 1 == trainer.max_epochs:
-            trainer.check_val_every_n_epoch = 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the steps since the last log; only then does training wait for the device."""

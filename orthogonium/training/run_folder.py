@@ -44,6 +44,16 @@ class RunFolder:
         return self.path / "history.csv"
 
     @property
+    def logs(self) -> Path:
+        """The folder of the CSV logs, a subfolder for each start of the run."""
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The same for TensorBoard, if it was asked for."""
+        return self.path / "tensorboard"
+
+    @property
     def report(self) -> Path:
         """The report that the command line writes at the end of a run."""
         return self.path / "report.html"

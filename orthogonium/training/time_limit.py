@@ -6,6 +6,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
+from orthogonium.training.validation import validate_at_end
+
 
 class TimeLimit(Callback):
     """Reads the clock after each optimizer step, and ends training when the time limit of its recipe is reached.
@@ -30,4 +32,4 @@ class TimeLimit(Callback):
         limit = pl_module.recipe.minutes
         if limit is not None and pl_module.clock.elapsed >= 60 * limit:
             trainer.should_stop = True
-            trainer.check_val_every_n_epoch = 1  # validate the final weights
+            validate_at_end(trainer)

@@ -233,7 +233,7 @@ def test_convolutions_that_do_not_fit():
     with pytest.raises(NoBoundError, match="pixels"):
         block_constant(block, (2, 4, 4), UNIT)
     block = SandwichConv2d(2, 3, 3, 2)
-    block.borders = (block.borders[0], replace(first, left=(5, 5), right=(5, 5)))
+    block.borders = (block.borders[0], replace(block.borders[1], left=(5, 5), right=(5, 5)))
     with pytest.raises(NoBoundError, match="repeat"):
         block_constant(block, (2, 4, 4), UNIT)
     for shape in [(3, 4, 4), (2, 4)]:
@@ -241,6 +241,14 @@ def test_convolutions_that_do_not_fit():
             block_constant(sll.SDPBasedLipschitzResBlock(2, 2), shape, UNIT)
     with pytest.raises(NoBoundError, match="channels"):
         block_constant(CPLLinear(3), (4,), UNIT)
+
+
+@pytest.mark.parametrize("branches", [(0,), (0, 1)])
+def test_padding_modes_that_are_not_known(branches):
+    block = sll.SDPBasedLipschitzResBlock(2, 2)
+    block.borders = tuple(replace(b, mode="reflect") if i in branches else b for i, b in enumerate(block.borders))
+    with pytest.raises(NoBoundError, match="reflect"):
+        block_constant(block, (2, 4, 4), UNIT)
 
 
 @pytest.mark.parametrize("slopes", [(1.0, 0.0), (0.0, float("inf")), (float("nan"), 1.0)])

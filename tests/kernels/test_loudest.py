@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.func import vmap
 
-from orthogonium.kernels import loudest
 from orthogonium.kernels.fourier import symbol, symbol_at
 from orthogonium.kernels.frequency_bound import squared_norm_bound
 from orthogonium.kernels.loudest import loudest_frequency
@@ -33,15 +32,13 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("at_once", [1, 200, 1 << 16])
+@pytest.mark.parametrize("points", [12, 100])  # a grid looked at in one part, or in up to twenty
 @pytest.mark.parametrize("name", KERNELS)
-def test_it_is_the_loudest(name, at_once, monkeypatch):
-    monkeypatch.setattr(loudest, "_ENTRIES_AT_ONCE", at_once)
-    monkeypatch.setattr(loudest, "_TRIED_AT_ONCE", 1 if at_once == 200 else 8)
+def test_it_is_the_loudest(name, points):
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float64):
         kernel = KERNELS[name]().to(dtype)
-        grid = [12 * (k - 1) + 1 for k in kernel.shape[3:]]
+        grid = [points * (k - 1) + 1 for k in kernel.shape[3:]]
         found, all_of_them = loudest_frequency(kernel, grid), norms(kernel, grid)
         there = all_of_them.gather(0, found[None])[0]
         torch.testing.assert_close(there, all_of_them.amax(0), rtol=1e-7, atol=0)

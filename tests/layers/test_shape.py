@@ -163,6 +163,8 @@ def test_bad_arguments_are_rejected():
         IsometricPad(5, "circular")(torch.randn(1, 1, 4))
     with pytest.raises(ParameterError, match="two numbers"):
         pad_constant((1, 1), (4, 4))
+    with pytest.raises(ParameterError, match="modes"):
+        pad_constant((1, 1), (4,), "symmetric")
     with pytest.raises(ParameterError, match="one group"):
         ChannelShuffle(0, 2)
     with pytest.raises(ShapeError, match="2 · 3"):

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 from orthogonium import build_once
 from orthogonium.layers import OrthoLinear
-from orthogonium.linalg import cholesky, triangular
+from orthogonium.linalg import cholesky
 from orthogonium.linalg.in_turn import _Applied, _factor, _Projected, apply_orthonormal_rows, inverse_gram, project
 
 
@@ -26,12 +26,10 @@ def project_each(x, raw):  # (b, c), (r, c) → (b, c)
 @pytest.mark.parametrize("apply", [apply_orthonormal_rows, project_each])
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.float64, 1e-13), (torch.float32, 5e-6)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("rows", [5, 16])  # of a block of the Gram matrix
-def test_values_and_gradients(apply, dtype, digits, scale, rows, monkeypatch):
-    monkeypatch.setattr(triangular, "_MANY_ROWS", rows)
-    monkeypatch.setattr(triangular, "_ROWS_AT_ONCE", rows)
-    raw = (scale * matrix(16, 96, 5.0, dtype)).requires_grad_()
-    x = torch.randn(7, 96, dtype=dtype, requires_grad=True)
+@pytest.mark.parametrize(("rows", "condition"), [(16, 3.0), (520, 2.0)])  # Gram matrices at once, or rows by rows
+def test_values_and_gradients(apply, dtype, digits, scale, rows, condition):
+    raw = (scale * matrix(rows, rows + 80, condition, dtype)).requires_grad_()
+    x = torch.randn(7, rows + 80, dtype=dtype, requires_grad=True)
     assert _factor(raw.detach()) is not None
     y = apply(x, raw)
     target = torch.randn(y.shape, dtype=torch.float64)

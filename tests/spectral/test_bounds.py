@@ -163,7 +163,10 @@ def test_half_precision_weights():
 def test_differentiable(name):
     for geometry in ({"padding": 1}, {"stride": 2, "padding": 1, "padding_mode": "circular"}, {"groups": 2}):
         weight = torch.randn(2, 2, 3, 2, dtype=D, requires_grad=True)
-        bound = lambda w: BOUNDS[name](convolution(w, **geometry), (4, 5))  # noqa: B023, E731
+
+        def bound(w, geometry=geometry):
+            return BOUNDS[name](convolution(w, **geometry), (4, 5))
+
         assert torch.autograd.gradcheck(bound, (weight,), rtol=1e-3, atol=1e-6)
 
 

@@ -95,10 +95,8 @@ def test_differentiable():
     weight = torch.randn(2, 3, 3, dtype=D, requires_grad=True)
     for compressed in (False, True):
         assert torch.autograd.gradcheck(
-            lambda w: circular_singular_values(  # noqa: B023
-                convolution(w, padding=1, padding_mode="circular"),
-                (5,),
-                compressed=compressed,  # noqa: B023
+            lambda w, compressed=compressed: circular_singular_values(
+                convolution(w, padding=1, padding_mode="circular"), (5,), compressed=compressed
             )[0],
             (weight,),
         )

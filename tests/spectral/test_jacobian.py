@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,7 @@ from orthogonium.spectral import jacobian, jacobian_singular_values, steepest_po
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_jacobians_are_those_of_torch(dtype, monkeypatch):
-    monkeypatch.setattr(sys.modules["orthogonium.spectral.jacobian"], "_CHUNK", 30)
+def test_jacobians_are_those_of_torch(dtype):
     fn = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(9, 4)).to(dtype)
     x = torch.randn(3, 2, 5, dtype=dtype)
     expected = torch.stack(
@@ -18,6 +15,18 @@ def test_jacobians_are_those_of_torch(dtype, monkeypatch):
     )
     torch.testing.assert_close(jacobian(fn, x), expected)
     torch.testing.assert_close(jacobian_singular_values(fn, x), torch.linalg.svdvals(expected.double()))
+
+
+def test_large_jacobians_are_computed_in_pieces():
+    x = torch.randn(1, 2100, dtype=torch.float64)
+    batches = []
+
+    def fn(x):
+        batches.append(len(x))
+        return torch.sin(x)
+
+    torch.testing.assert_close(jacobian(fn, x)[0], torch.diag(torch.cos(x[0])))
+    assert len(batches) > 2 and max(batches) < 2100
 
 
 def test_ascent_finds_the_steepest_point_of_a_smooth_function():

@@ -22,7 +22,7 @@ _FILL = {"value"}
 
 
 def _codes(x: Any, like: Tensor | None = None) -> Any:
-    """Sources of data."""
+    """The codes of what is moved, in the same lists."""
     if isinstance(x, (list, tuple)):
         return [_codes(t) for t in x]
     if isinstance(x, Tracked) and not x.constant:

@@ -17,14 +17,9 @@ from torch import Tensor
 from orthogonium.certification.rules.call import Call, Jump, scaled
 from orthogonium.certification.rules.movement import placed
 from orthogonium.certification.tracked import Tracked
-from orthogonium.layers.pooling import max_pool_constant
+from orthogonium.layers.pooling import max_pool_constant, per_axis
 
 aten = torch.ops.aten
-
-
-def _per_axis(value: Any, dims: int) -> tuple[Any, ...]:
-    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    return values * dims if len(values) == 1 else values
 
 
 def _pooled(call: Call, factor: float, taps: int = 0) -> Any:
@@ -46,10 +41,16 @@ def _dims(call: Call) -> int:
     return int(next(c for c in call.name if c.isdigit()))
 
 
+def _windows(call: Call, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Size and stride of the windows."""
+    kernel = per_axis(call["kernel_size"], dims, "kernel_size")
+    return kernel, per_axis(call["stride"], dims, "stride") if call["stride"] else kernel
+
+
 def _matrix(fn: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Matrix (inputs, outputs) of a linear map of one axis, `fn` of images (n, 1, size, 1), computed in `dtype`."""
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    return fn(torch.eye(size, dtype=exact)[:, None, :, None]).reshape(size, -1).double()
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return fn(torch.eye(size, dtype=wide)[:, None, :, None]).reshape(size, -1).double()
 
 
 def _norm(matrices: Sequence[Tensor], slack: float = 1e-12) -> float:
@@ -62,9 +63,8 @@ def averages(call: Call, x: Tracked) -> list[Tensor]:
     if "output_size" in call.given:
         sizes = zip(x.shape[-dims:], call.output.shape[-dims:], strict=True)
         return [_matrix(lambda t, o=o: aten._adaptive_avg_pool2d.default(t, [o, 1]), n) for n, o in sizes]  # type: ignore[misc]
-    kernel = _per_axis(call["kernel_size"], dims)
-    stride = _per_axis(call["stride"], dims) if call["stride"] else kernel
-    padding = _per_axis(call["padding"], dims)
+    kernel, stride = _windows(call, dims)
+    padding = per_axis(call["padding"], dims, "padding")
     divisor = call.given.get("divisor_override")
     matrices = []
     for n, k, s, p in zip(x.shape[-dims:], kernel, stride, padding, strict=True):
@@ -89,9 +89,8 @@ def average(call: Call) -> Any:
 def maximum(call: Call) -> Any:
     """Max pooling: the root of the number of windows over a pixel."""
     dims = _dims(call)
-    kernel = _per_axis(call["kernel_size"], dims)
-    stride = _per_axis(call["stride"], dims) if call["stride"] else kernel
-    return _pooled(call, max_pool_constant(kernel, stride, _per_axis(call["dilation"], dims)))
+    dilation = per_axis(call["dilation"], dims, "dilation")
+    return _pooled(call, max_pool_constant(*_windows(call, dims), dilation))
 
 
 def adaptive_maximum(call: Call) -> Any:
@@ -133,11 +132,11 @@ def nearest(call: Call) -> Tracked:
     """Copies of the nearest pixels: the operator itself shows which ones, in its own precision."""
     dims, x = _dims(call), call.operand()
     codes = x.codes
-    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     for axis in range(dims):
         sizes = [1] * dims
         sizes[axis] = x.shape[x.dim() - dims + axis]
-        ramp = torch.arange(sizes[axis], dtype=exact).reshape(1, 1, *sizes)
+        ramp = torch.arange(sizes[axis], dtype=wide).reshape(1, 1, *sizes)
         given = {**call.given, "self": ramp}
         given["output_size"] = [o if i == axis else 1 for i, o in enumerate(call.output.shape[-dims:])]
         for i, name in enumerate(n for n in call.given if n.startswith("scales")):

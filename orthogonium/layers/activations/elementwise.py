@@ -141,7 +141,7 @@ class NActivation(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Alternate N and identity."""
+        """Let channels be the letter N (thresholds −1 and 0) and the identity by turns."""
         with torch.no_grad():
             self.thresholds.zero_()
             self.thresholds[::2, 0] = -1

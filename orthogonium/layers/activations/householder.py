@@ -102,7 +102,7 @@ class _HouseHolder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initial angles."""
+        """Set the initial angles, which each subclass chooses."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:

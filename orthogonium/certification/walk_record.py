@@ -23,7 +23,7 @@ _GATED = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 _SUM = "A plain sum adds constants. AdditiveResidual, ConcatResidual or L2NormResidual keep 1."
 
 
-class Journal:
+class WalkRecord:
     """Steps and failures, each assigned to the module that was running.
 
     Args:
@@ -45,11 +45,11 @@ class Journal:
 
     @property
     def place(self) -> str:
-        """Its name."""
+        """Name of the module that is running."""
         return self.places.place
 
     def entered(self) -> None:
-        """A module begins."""
+        """Remember where the steps of the module begin that is now running."""
         self.marks.append(len(self.steps))
 
     def left(self, module: nn.Module, args: Any, output: Any) -> None:
