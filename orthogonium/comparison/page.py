@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from orthogonium.certification.render import at_most
 from orthogonium.comparison.plan import ComparisonFolder, Plan
 from orthogonium.comparison.result import RunResult
-from orthogonium.comparison.rows import Row, Spread, milliseconds
-from orthogonium.report.machine import machine_line
+from orthogonium.comparison.rows import Row, Spread, milliseconds, recorded
 from orthogonium.report.scatter import Point, pareto_front, scatter_chart
-from orthogonium.report.sections import figure, percent, radius_text, versions
+from orthogonium.report.sections import figure, percent, radius_text
 from orthogonium.report.svg import Series, legend
 from orthogonium.training.classifier import certified_key
 from orthogonium.training.run_folder import RunFolder
@@ -31,7 +30,7 @@ def page_of(plan: Plan, rows: Sequence[Row], folder: ComparisonFolder) -> str:
         _compromises(plan, rows),
         _certified_curves(rows),
         _training_curves(plan, rows),
-        _made_with(plan),
+        _made_with(plan, rows),
     ]
     title = f"{len(rows)} contestants on {recipe.data}" if len(rows) > 1 else f"{rows[0].name} on {recipe.data}"
     subtitle = (
@@ -253,20 +252,21 @@ def _course(result: RunResult, key: str) -> tuple[list[float], list[float]]:
     return [row["seconds"] for row in rows], [row[key] for row in rows]
 
 
-def _made_with(plan: Plan) -> str:
+def _made_with(plan: Plan, rows: Sequence[Row]) -> str:
+    machine, versions = recorded(rows)
     facts = {
         "contestants": ", ".join(contestant.name for contestant in plan.contestants),
         "budget": f"{plan.budget} for each run",
         "seeds": str(plan.seeds),
-        "measured on": machine_line(),
-        **versions(),
+        "measured on": machine,
+        **versions,
     }
-    rows = [list(fact) for fact in facts.items()]
+    lines = [list(fact) for fact in facts.items()]
     recipe = html.escape(json.dumps(plan.recipe.to_dict(), indent=2, ensure_ascii=False))
     return section(
         "recipe",
         "Recipe and versions",
         "The same for all contestants, but for the method and the seed.",
         f'<div class="pair"><div><h3>Recipe</h3><pre>{recipe}</pre></div>',
-        f"<div><h3>Made with</h3>{table('Facts and versions', [], rows, prose=(1,))}</div></div>",
+        f"<div><h3>Made with</h3>{table('Facts and versions', [], lines, prose=(1,))}</div></div>",
     )

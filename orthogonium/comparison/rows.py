@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,3 +161,18 @@ class Row:
 def milliseconds(seconds: float) -> str:
     """To three digits, or to the millisecond."""
     return f"{1e3 * seconds:.3g}" if seconds < 0.1 else f"{1e3 * seconds:.0f}"
+
+
+def recorded(rows: Sequence[Row]) -> tuple[str, dict[str, str]]:
+    """The machine and the versions of the runs, several where they differ."""
+    results = [result for row in rows for result in row.results]
+    versions: dict[str, list[str]] = {}
+    for result in results:
+        for name, version in result.versions.items():
+            versions.setdefault(name, []).append(version)
+    machines = (result.machine for result in results if result.machine)
+    return _each_once(machines), {name: _each_once(found) for name, found in versions.items()}
+
+
+def _each_once(values: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(values))

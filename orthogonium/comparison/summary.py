@@ -11,9 +11,7 @@ from orthogonium.comparison.contestant import Contestant
 from orthogonium.comparison.page import page_of
 from orthogonium.comparison.plan import ComparisonFolder, Plan, write_json
 from orthogonium.comparison.result import RunResult
-from orthogonium.comparison.rows import Row
-from orthogonium.report.machine import machine_line
-from orthogonium.report.sections import versions
+from orthogonium.comparison.rows import Row, recorded
 from orthogonium.training.run_folder import partial, publish
 
 
@@ -46,10 +44,11 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; ∞ and NaN do not occur."""
+        machine, versions = recorded(self.rows)
         return {
             "plan": self.plan.to_dict(),
-            "machine": machine_line(),
-            "versions": versions(),
+            "machine": machine,
+            "versions": versions,
             "rows": [row.to_dict(self.plan.recipe.eps) for row in self.rows],
         }
 

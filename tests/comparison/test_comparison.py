@@ -197,6 +197,16 @@ def test_runs_of_several_machines_are_not_compared_in_silence():
     assert rows[0].remarks[0].endswith("depend on: A.") and rows[1].remarks[0].endswith("depend on: B; torch 9.")
 
 
+def test_the_page_names_the_machines_of_the_runs_not_its_own(tmp_path):
+    there = [finished(0, (0.5, 0.2), machine=name, versions={"torch": "9"}) for name in ("A", "B")]
+    folder = ComparisonFolder(tmp_path)
+    Comparison.of(Plan(SMALL, (AOC, SOC)), {(AOC, 0): there[0], (SOC, 0): there[1]}).write(folder)
+    found = json.loads(folder.results.read_text(encoding="utf-8"))
+    assert (found["machine"], found["versions"]) == ("A and B", {"torch": "9"})
+    page = folder.report.read_text(encoding="utf-8")
+    assert "A and B" in page and torch.__version__ not in page
+
+
 def test_results_survive_their_file(tmp_path):
     result = finished(3, (0.5, 0.2), history=({"epoch": 1, "train_loss": 0.5},), curve=((0.0, 1.0), (0.9, 0.1)))
     result.write(tmp_path / "result.json")
