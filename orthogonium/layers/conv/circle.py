@@ -103,7 +103,7 @@ class CircleConv(ConstrainedConv):
     def guarantee(self) -> Guarantee:
         """All singular values are equal if the stride divides the image size."""
         plain = "parametrizations" not in self._modules
-        note = f"with the kernel of images of {self.kernel_size}" if plain else "each with a kernel of its own"
+        note = f"with the circular kernel of images of {self.kernel_size}" if plain else "each with a circular kernel of its own"
         return Guarantee("orthogonal", self.lipschitz, image_sizes=self.geometry.stride, note=note)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -229,8 +229,8 @@ class CayleyConv2d(_Cayley, nn.Conv2d):
     >>> torch.allclose((layer(x) - layer(0 * x)).norm(), x.norm())
     True
     >>> str(layer.guarantee)
-    'all singular values 1, for image sizes divisible by the stride; 1-Lipschitz for others, each with a kernel of its
-    own'
+    'all singular values 1, for image sizes divisible by the stride; 1-Lipschitz for others, each with a circular kernel
+    of its own'
     """
 
 
