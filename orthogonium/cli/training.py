@@ -51,9 +51,13 @@ def train(
 
     [bold]orthogonium train --out runs/digits --resume[/bold]
     """
+    from orthogonium.errors import ParameterError
+
     given = fields_given(fields)
     if method is not None:
-        given["model_options"] = {**given.get("model_options", {}), "method": method}
+        options = given.setdefault("model_options", {})
+        if options.setdefault("method", method) != method:
+            raise ParameterError(f"--method {method} and -O method={options['method']} contradict each other.")
     recipe = compose(preset, recipe_file, out if resume else None, given)
     folder = out or Path("runs") / f"{recipe.model}-{recipe.data}"
     new_folder(folder)

@@ -7,10 +7,11 @@ What to run is in `entry.json` of the folder; `result.json` is written last, so 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.attacks import empirical_accuracy
-from orthogonium.certification import AuditReport, RefutedError, TraceError, UnboundedError, audit
+from orthogonium.certification import AuditReport, AuditRow, RefutedError, TraceError, UnboundedError, audit
 from orthogonium.comparison.contestant import Contestant, layer_counts
 from orthogonium.comparison.identity import code_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds, training_device
@@ -33,6 +34,7 @@ from orthogonium.report.machine import machine_line
 from orthogonium.report.sections import versions
 from orthogonium.training import LipschitzClassifier, fit, load_checkpoint
 from orthogonium.training.fitting import load_data
+from orthogonium.training.journal import write_history
 from orthogonium.training.memory import keep_freed_memory
 from orthogonium.training.run_folder import RunFolder
 
@@ -78,7 +80,9 @@ def run(contestant: Contestant, recipe: Recipe, folder: Path, attacked: int, acc
         images = images.double() if recipe.precision == "64" else images
         found = replace(found, history=tuple(trained.history))
         keeps_constant = contestant.kind == "method"
-        return _evaluated(found, network.model, images, data, recipe, folder, attacked, keeps_constant)
+        found = _evaluated(found, network.model, images, data, recipe, folder, attacked, keeps_constant)
+        write_history(RunFolder(folder).history_file, found.history)
+        return found
     except DivergenceError as error:
         return replace(found, status="diverged", reason=str(error), memory=peak_memory(device))
     except OrthogoniumError as error:  # of training, or of what came after it, whose memory does not count
@@ -103,12 +107,14 @@ def _evaluated(
     index = torch.linspace(0, len(images) - 1, min(attacked, len(images))).round().long()
     # the same attack for all: that of the report has other radii for each network, and each radius is another try
     left = empirical_accuracy(model, images[index], labels[index], recipe.eps, seed=recipe.seed)
+    unproved = tuple(map(_unproved, found.history))
     found = replace(found, status="finished", attacked=left.accuracy, attacked_inputs=len(index))
     try:
         full = evaluate(
             model, images, labels, eps=recipe.eps, classes=data.classes, attacked=attacked, seed=recipe.seed
         )
     except (UnboundedError, TraceError, RefutedError) as error:
+        found = replace(found, history=unproved)
         with torch.no_grad():
             logits = torch.cat([model(part) for part in images.split(500)])
         unanswered = int(logits.isnan().any(1).sum())
@@ -117,19 +123,19 @@ def _evaluated(
             return replace(found, status="diverged", reason=reason, attacked=None, attacked_inputs=None)
         predictions = logits.argmax(1)
         return replace(
-            _with_sigma(found, audit(model, tuple(images.shape[1:]))),
+            with_sigma(found, audit(model, tuple(images.shape[1:]))),
             bound_reason=" ".join(str(error).split()),
             accuracy=float((predictions == labels).double().mean()),
             predicted_classes=len(predictions.unique()),
         )
     title = f"{folder.parent.name} on {recipe.data}, seed {recipe.seed}"
     bound = full.certificates.bound.value
-    proved_throughout = keeps_constant and bound <= ONE
-    history = found.history if proved_throughout else [_unproved(row) for row in found.history]
-    full.write(RunFolder(folder).report, recipe=recipe.to_dict(), history=history, title=title)
+    if not (keeps_constant and bound <= ONE):
+        found = replace(found, history=unproved)
+    full.write(RunFolder(folder).report, recipe=recipe.to_dict(), history=found.history, title=title)
     radii, proved = survival_curve(full.certificates.radii, _CURVE_REACH * max(recipe.eps))
     return replace(
-        _with_sigma(found, full.audit),
+        with_sigma(found, full.audit),
         bound=bound,
         accuracy=full.certificates.accuracy,
         certified=full.certificates.certified_accuracy,
@@ -145,32 +151,40 @@ def _unproved(row: Mapping[str, float]) -> dict[str, float]:
     return {key: value for key, value in row.items() if "certified" not in key}
 
 
-def _with_sigma(found: RunResult, report: AuditReport) -> RunResult:
+def with_sigma(found: RunResult, report: AuditReport) -> RunResult:
     """The result with the smallest and largest singular value of the measured layers filled in.
 
-    A layer may scale what its weight gives: its factors count with the weight. Where the spectrum of some layer could
-    only be estimated, nothing is said of all of them.
+    Where something in the network is not known, or a layer does more than apply measured parts one after another and
+    scale the result, nothing is said of all of them.
     """
-    if any(row.kind == "estimate" for row in report.rows):
+    places: dict[str, list[AuditRow]] = {}
+    for row in report.rows:
+        places.setdefault(row.name, []).append(row)
+    ranges = [_range_of(rows) for rows in places.values() if any(map(_is_measured, rows))]
+    unknown = any(row.kind in ("estimate", "unbounded") for row in report.rows)
+    if unknown or not ranges or None in ranges:
         return found
-    factors: dict[str, float] = {}
-    for row in report.rows:
-        if row.kind == "constant":
-            factors[row.name] = factors.get(row.name, 1.0) * row.contribution
-    smallest: list[float | None] = []
-    largest: list[float] = []
-    for row in report.rows:
-        if row.kind in ("exact", "upper") and row.sigma_max is not None:
-            factor = factors.get(row.name, 1.0)
-            scales = abs(factor - 1) > ONE - 1
-            smallest.append(None if scales else row.sigma_min)
-            largest.append(row.sigma_max * factor if scales else row.sigma_max)
-    known = [sigma for sigma in smallest if sigma is not None]
-    return replace(
-        found,
-        sigma_min=min(known) if known and len(known) == len(smallest) else None,
-        sigma_max=max(largest, default=None),
-    )
+    smallest, largest = zip(*filter(None, ranges), strict=True)
+    return replace(found, sigma_min=None if None in smallest else min(smallest), sigma_max=max(largest))
+
+
+def _is_measured(row: AuditRow) -> bool:
+    return row.kind in ("exact", "upper") and row.sigma_max is not None
+
+
+def _range_of(rows: Sequence[AuditRow]) -> tuple[float | None, float] | None:
+    """Smallest and largest singular value of the layer with these rows of an audit; the smallest may be unknown."""
+    measured, others = [row for row in rows if _is_measured(row)], [row for row in rows if not _is_measured(row)]
+    if any(row.type not in ("mul", "div") for row in others):  # sums, among others
+        return None
+    pairs = [(row.sigma_min or 0.0, row.sigma_max or 0.0) for row in measured]
+    if len(pairs) > 1 and any(high > ONE * low for low, high in pairs):  # only of multiples of isometries
+        return None
+    factor = math.prod(row.contribution for row in others)
+    scales = abs(factor - 1) > ONE - 1
+    exact = not scales and all(row.sigma_min is not None for row in measured)
+    largest = math.prod(high for _, high in pairs) * (factor if scales else 1.0)
+    return math.prod(low for low, _ in pairs) if exact else None, largest
 
 
 def entry(contestant: Contestant, recipe: Recipe, attacked: int, accelerator: str, data: str) -> dict[str, Any]:

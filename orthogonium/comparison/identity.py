@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import resolve_name
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-import torch
 
 from orthogonium.comparison.contestant import Contestant
 from orthogonium.data import ImageDataModule
 from orthogonium.errors import ParameterError
 
-_IMAGES = 256  # of each part of the data, evenly spread: those in files take time to read
+_INSTALLED = {Path(folder).resolve() for name, folder in sysconfig.get_paths().items() if "lib" in name}
 
 
 def data_digest(data: ImageDataModule) -> str:
-    """A digest of all classes and labels, and of some of the images."""
+    """A digest of all classes and labels, and of the images: of some of them where they are read from files."""
     digest = hashlib.sha256("\n".join(data.classes).encode())
     for source in (data.train, data.validation, data.test, data.extra):
         if source is not None:
-            index = torch.linspace(0, len(source) - 1, min(_IMAGES, len(source))).round().long()
-            digest.update(source.labels.numpy().tobytes())
-            digest.update(source.fetch(index).contiguous().numpy().tobytes())
+            digest.update(source.digest().encode())
     return digest.hexdigest()
 
 
 def code_digest(contestant: Contestant) -> str | None:
-    """A digest of the file that a class of another library is named by, and of the one that defines it.
+    """A digest of the files behind a class of another library: those that name and define it, and what they import.
 
     None for methods, and for classes without files.
     """
     if contestant.kind == "method":
         return None
-    named = contestant.find_class(), sys.modules[contestant.name.partition(":")[0]]  # it may be made elsewhere
-    files: list[str | None] = [getattr(inspect.getmodule(part), "__file__", None) for part in named]
-    places = sorted({file for file in files if file is not None})
-    return hashlib.sha256(b"".join(Path(place).read_bytes() for place in places)).hexdigest() if places else None
+    named = inspect.getmodule(contestant.find_class()), sys.modules[contestant.name.partition(":")[0]]
+    places = sorted(_files_behind(module for module in named if module is not None))
+    return hashlib.sha256(b"".join(map(Path.read_bytes, places))).hexdigest() if places else None
+
+
+def _files_behind(modules: Iterable[ModuleType]) -> set[Path]:
+    """The files of modules and of what they import; what installed packages import goes with their version."""
+    found: set[Path] = set()
+    left = list(modules)
+    while left:
+        module = left.pop()
+        place = Path(getattr(module, "__file__", None) or "").resolve()
+        if place.suffix != ".py" or place in found:
+            continue
+        found.add(place)
+        if not any(place.is_relative_to(folder) for folder in _INSTALLED):
+            left += [sys.modules[name] for name in _imports_of(module, place) if name in sys.modules]
+    return found
+
+
+def _imports_of(module: ModuleType, place: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(place.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), module.__package__ or "")
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def check_same(file: Path, entry: Mapping[str, Any]) -> None:
@@ -48,7 +71,7 @@ def check_same(file: Path, entry: Mapping[str, Any]) -> None:
     if not file.is_file():
         return
     begun = json.loads(file.read_text(encoding="utf-8"))
-    for key, what in (("data", "images or labels"), ("code", "the file that defines the class")):
+    for key, what in (("data", "images or labels"), ("code", "the files behind the class")):
         if key in begun and begun[key] != entry[key]:
             raise ParameterError(
                 f"{file.parent} was begun with other contents of {what}. Remove that folder to run it anew, or choose "

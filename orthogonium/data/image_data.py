@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -11,6 +12,16 @@ from torch import Tensor
 
 from orthogonium.data.crop_windows import resample_windows
 from orthogonium.errors import DataError, ParameterError
+
+_DIGESTED = 256  # images of a source that reads them from files
+
+
+def _sha256(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(repr((t.dtype, tuple(t.shape))).encode())
+        digest.update(t.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 class ImageSource(ABC):
@@ -36,6 +47,11 @@ class ImageSource(ABC):
     @abstractmethod
     def subset(self, indices: Tensor) -> ImageSource:
         """The images at `indices`, in that order."""
+
+    def digest(self) -> str:
+        """A digest of all labels and of some images, evenly spread: those in files take time to read."""
+        index = torch.linspace(0, len(self) - 1, min(_DIGESTED, len(self))).round().long()
+        return _sha256(self.labels, self.fetch(index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +105,10 @@ class Images(ImageSource):
     def subset(self, indices: Tensor) -> Images:
         """A copy of the images at `indices`."""
         return Images(self.pixels[indices], self.labels[indices])
+
+    def digest(self) -> str:
+        """A digest of all labels and all images."""
+        return _sha256(self.labels, self.pixels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,3 +47,7 @@ class JoinedImages(ImageSource):
     def subset(self, indices: Tensor) -> Images:
         """The images at `indices`, in memory."""
         return Images(self.fetch(indices), self.labels[indices])
+
+    def digest(self) -> str:
+        """The digests of both sources."""
+        return f"{self.first.digest()} {self.second.digest()}"

@@ -9,6 +9,7 @@ purpose, so neither torch's global generator nor earlier batches affect them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,12 @@ class TrainLoader(_Loader):
             "augment": repr(self.augment),
             "seed": self.seed,
             **extra,
+            "digest": self._digest,
         }
+
+    @cached_property
+    def _digest(self) -> str:
+        return self.source.digest()
 
 
 class EvalLoader(_Loader):

@@ -221,10 +221,12 @@ class Recipe:
         check_schedule(self.schedule, self.warmup)
         check_optimizer(self.optimizer, self.optimizer_options)
         check_lookahead(self.lookahead, self.lookahead_share)
-        create_loss(self.loss, self.loss_options, n_classes=self.loss_options.get("n_classes", 2))
+        loss = create_loss(self.loss, self.loss_options, n_classes=self.loss_options.get("n_classes", 2))
         check_radius_schedule(self.radius_schedule, self.radius_warmup)
         if self.radius_schedule != "constant":
-            radius_option(self.loss)  # there must be one
+            option = radius_option(self.loss)  # there must be one
+            if not getattr(loss, option):
+                raise ParameterError(f"radius_schedule={self.radius_schedule!r} has no effect on {option}=0.")
 
     @property
     def keeps_best(self) -> bool:

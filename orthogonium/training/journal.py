@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def create_loggers(folder: RunFolder, tensorboard: bool) -> list[Logger]:
     return loggers
 
 
-def write_history(path: Path, history: list[dict[str, float]]) -> None:
+def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
     """Write the whole history as CSV."""
     columns = list(dict.fromkeys(key for row in history for key in row))
     with partial(path).open("w", newline="", encoding="utf-8") as file:

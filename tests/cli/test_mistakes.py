@@ -70,6 +70,7 @@ def test_mistakes_get_one_line_and_exit_code_2(arguments, words, trained, tmp_pa
         (["--model", "aocnet_tiny_digits"], "trained weights of the model aocnet_tiny"),
         (["--model", "lip_vgg"], "more than 16×16 pixels"),
         (["--method", "nosuch"], "no method 'nosuch'"),
+        (["--method", "sll", "-O", "method=aol"], "--method sll and -O method=aol contradict"),
         (["--data", "nosuch"], "Unknown dataset 'nosuch'"),
         (["--data", "cifar10"], "not bundled: root= must be"),
         (["--data", "cifar10", "--root", "/nowhere"], "/nowhere does not exist. root= must be"),

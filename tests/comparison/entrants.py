@@ -38,6 +38,27 @@ class Tripled(nn.Conv2d):
         return 3 * super().forward(x)
 
 
+class Halves(nn.Conv2d):
+    """A sum of two halves."""
+
+    def forward(self, x):
+        return 0.5 * super().forward(x) + 0.5 * super().forward(x)
+
+
+class Twice(nn.Conv2d):
+    """Applied to its own outputs."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+class Growing(nn.Conv2d):
+    """Scaled by what depends on the images."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + x.abs().amax())
+
+
 class Plain(nn.Conv2d):
     """Bounded."""
 

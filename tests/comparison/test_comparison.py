@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from orthogonium.certification import audit
 from orthogonium.comparison import Comparison, Contestant, Plan, Row, RunResult, base_recipe
-from orthogonium.comparison.contest import entry, run
+from orthogonium.comparison.contest import entry, run, with_sigma
 from orthogonium.comparison.contestant import layer_counts
 from orthogonium.comparison.identity import check_same, code_digest, data_digest
 from orthogonium.comparison.measuring import memory, peak_memory, step_seconds
@@ -16,13 +17,14 @@ from orthogonium.comparison.plan import ComparisonFolder, write_json
 from orthogonium.comparison.rows import milliseconds
 from orthogonium.comparison.running import _TRACEBACK, _reason
 from orthogonium.errors import ParameterError
-from orthogonium.layers import AdaptiveOrthoConv2d
+from orthogonium.layers import AdaptiveOrthoConv2d, OrthoLinear
 from orthogonium.methods import METHODS
 from orthogonium.models import create_model
 from orthogonium.report.scatter import Point, pareto_front, scatter_chart
 from orthogonium.training import LipschitzClassifier
 from orthogonium.training.fitting import load_data
 from orthogonium.training.run_folder import RunFolder
+from tests.comparison.entrants import Growing, Halves, Twice
 
 SMALL = base_recipe("digits").replace(
     epochs=1, model_options={"widths": [8], "depth": 2, "hidden": [], "padding_mode": "circular"}, eps=[0.1, 0.5]
@@ -102,14 +104,31 @@ def test_runs_of_other_data_or_code_are_not_continued(tmp_path, monkeypatch):
     write_json(file, entry(contestant, SMALL, 10, "cpu", before))
     check_same(file, entry(contestant, SMALL, 10, "cpu", before))
     check_same(tmp_path / "none.json", entry(contestant, SMALL, 10, "cpu", before))
-    data.test.labels[3] += 1
-    with pytest.raises(ParameterError, match="other contents of images or labels"):
-        check_same(file, entry(contestant, SMALL, 10, "cpu", data_digest(data)))
+    for changed in (data.test.labels, data.train.pixels):
+        changed.view(-1)[3] += 1
+        with pytest.raises(ParameterError, match="other contents of images or labels"):
+            check_same(file, entry(contestant, SMALL, 10, "cpu", data_digest(data)))
+        changed.view(-1)[3] -= 1
     of_made = code_digest(made)
     source.write_text(source.read_text() + "\n    scale = 2\n")
     assert code_digest(made) not in (None, of_made)  # of what is defined elsewhere, too, the file that names it counts
-    with pytest.raises(ParameterError, match="other contents of the file that defines the class"):
+    with pytest.raises(ParameterError, match="other contents of the files behind the class"):
         check_same(file, entry(contestant, SMALL, 10, "cpu", before))
+
+
+def test_what_a_class_imports_counts_as_its_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "entrants_of_a_package"
+    (package / "parts").mkdir(parents=True)
+    (package / "parts" / "convolutions.py").write_text("from ..sizes import scale\nfrom torch.nn import Conv2d\n")
+    (package / "sizes.py").write_text("scale = 1\n")
+    contestant = Contestant.conv("entrants_of_a_package.parts.convolutions:Conv2d")
+    before = code_digest(contestant)
+    assert before == code_digest(contestant)
+    (package / "unrelated.py").write_text("x = 1\n")
+    assert before == code_digest(contestant)
+    (package / "sizes.py").write_text("scale = 2\n")
+    assert before != code_digest(contestant)
 
 
 def finished(seed, certified, bound=1.0, **changes):
@@ -292,11 +311,33 @@ def test_all_contestants_meet_the_same_attack(tmp_path):
     assert plain.attacked == opaque.attacked and plain.attacked_inputs == opaque.attacked_inputs == 60
 
 
-def test_reports_of_runs_show_no_certified_accuracy_that_assumes_another_constant(tmp_path):
+def test_no_certified_accuracy_assumes_another_constant(tmp_path):
     result = run(Contestant.conv("tests.comparison.entrants:Tripled"), SMALL, tmp_path, 10, "cpu")
-    assert any("val_certified@0.1" in row for row in result.history)
     page = RunFolder(tmp_path).report.read_text(encoding="utf-8")
     assert "Training, accuracy. At the end training accuracy" in page and "; certified at" not in page
+    unbounded = run(Contestant.conv("tests.comparison.entrants:Opaque"), SMALL, tmp_path / "opaque", 10, "cpu")
+    method = run(AOC, AOC.recipe(SMALL, 0), tmp_path / "aoc", 10, "cpu")
+    for found, folder, shown in ((result, "", False), (unbounded, "opaque", False), (method, "aoc", True)):
+        assert any("val_accuracy" in row for row in found.history)
+        assert any("val_certified@0.1" in row for row in found.history) == shown
+        text = RunFolder(tmp_path / folder).history_file.read_text(encoding="utf-8")
+        assert "val_accuracy" in text and ("certified" in text) == shown
+
+
+@pytest.mark.parametrize("layer", [Halves, Twice, Growing])
+def test_singular_values_of_layers_that_do_more_than_scale_are_not_known(layer):
+    """Parallel branches whose factors do not multiply, parts whose values do not, an operator without a bound."""
+    network = nn.Sequential(layer(4, 4, 3, padding=1), nn.Flatten(), OrthoLinear(4 * 36, 10))
+    found = with_sigma(RunResult("finished", 0), audit(network, (4, 6, 6)))
+    assert found.sigma_min is None and found.sigma_max is None
+
+
+def test_singular_values_of_layers_along_axes_are_known():
+    network = nn.Sequential(AdaptiveOrthoConv2d(32, 32, 3)).eval()
+    report = audit(network, (32, 16, 16))
+    assert len(report.rows) == 2
+    found = with_sigma(RunResult("finished", 0), report)
+    assert abs(found.sigma_min - 1) < 1e-5 and abs(found.sigma_max - 1) < 1e-5
 
 
 def test_peak_memory_is_at_least_what_is_held():

@@ -113,13 +113,18 @@ def test_the_next_epoch_starts_at_its_start():
     assert [labels.tolist() for _, labels in loader] == [labels.tolist() for _, labels in fresh]
 
 
-def test_a_state_of_other_settings_is_refused():
-    state = TrainLoader(noisy(), 8).state_dict()
-    for other in (TrainLoader(noisy(), 4), TrainLoader(noisy(), 8, seed=1), TrainLoader(noisy(), 8, augment="flip")):
+def test_a_state_of_other_settings_or_images_is_refused():
+    images, changed = noisy(), noisy()
+    changed.pixels[:] = images.pixels
+    state = TrainLoader(images, 8).state_dict()
+    TrainLoader(changed, 8).load_state_dict(state)
+    changed.pixels[-1, -1, -1, -1] += 1
+    others = TrainLoader(images, 4), TrainLoader(images, 8, seed=1), TrainLoader(images, 8, augment="flip")
+    for other in (*others, TrainLoader(changed, 8)):
         with pytest.raises(ParameterError, match="Resume with the same settings"):
             other.load_state_dict(state)
     with pytest.raises(ParameterError, match="the saved loader had"):
-        TrainLoader(noisy(), 8).load_state_dict({"epoch": 1})
+        TrainLoader(images, 8).load_state_dict({"epoch": 1})
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 50, 51])

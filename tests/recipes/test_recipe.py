@@ -69,6 +69,11 @@ def test_what_has_no_effect_is_refused(name, value, needs):
         Recipe(**{name: value})
 
 
+def test_a_radius_of_zero_does_not_grow():
+    with pytest.raises(ParameterError, match="radius_schedule='linear' has no effect on offset=0"):
+        Recipe(loss_options={"offset": 0}, radius_schedule="linear")
+
+
 def test_parts_of_a_batch_have_the_share_of_extra_images():
     Recipe(extra="more.npz", extra_share=0.75, batch_size=32, accumulate=8)
     with pytest.raises(ParameterError, match=r"is 22 images.*1 in each are 16. Choose extra_share=0.5"):

@@ -103,7 +103,11 @@ class CircleConv(ConstrainedConv):
     def guarantee(self) -> Guarantee:
         """All singular values are equal if the stride divides the image size."""
         plain = "parametrizations" not in self._modules
-        note = f"with the circular kernel of images of {self.kernel_size}" if plain else "each with a circular kernel of its own"
+        note = (
+            f"with the circular kernel of images of {self.kernel_size}"
+            if plain
+            else "each with a circular kernel of its own"
+        )
         return Guarantee("orthogonal", self.lipschitz, image_sizes=self.geometry.stride, note=note)
 
     def forward(self, input: Tensor) -> Tensor:
