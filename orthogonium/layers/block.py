@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
-from orthogonium.layers.parametrization import Constrained, constrain
+from orthogonium.layers.parametrization import Constrained, Packing, constrain
 from orthogonium.layers.slopes import Activation, bounded_slopes
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.methods.kernel import Device, Kernels, Packing
+from orthogonium.methods.kernel import Device, Kernels
 
 
 class LipschitzBlock(Constrained):

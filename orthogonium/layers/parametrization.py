@@ -34,7 +34,7 @@ from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.linalg.evaluation import full_precision, has_values, waits
 from orthogonium.methods.batches import build_stacked
-from orthogonium.methods.kernel import INSTEAD, Kernel, Packing, Raw, as_tuple
+from orthogonium.methods.kernel import INSTEAD, Kernel, Raw, as_tuple
 
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
 
@@ -43,6 +43,23 @@ def standard_strides(x: Tensor) -> Tensor:
     """Make strides standard: axes of size 1 may have any stride, with which torch 2.13 convolves out of bounds."""
     standard = [math.prod(x.shape[i + 1 :]) for i in range(x.dim())]
     return x if list(x.stride()) == standard else x.clone(memory_format=torch.contiguous_format)
+
+
+class Packing:
+    """Shapes of tensors that are stored one after another in a vector.
+
+    >>> a, b = Packing((2, 3), (4,)).unpack(torch.arange(10))
+    >>> a.shape, b.shape
+    (torch.Size([2, 3]), torch.Size([4]))
+    """
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self.shapes = shapes
+        self.sizes = [math.prod(shape) for shape in shapes]
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """The tensors, as views."""
+        return [t.view(shape) for t, shape in zip(packed.split(self.sizes), self.shapes, strict=True)]
 
 
 class Constraint(nn.Module):

@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from orthogonium.methods.kernel import Packing
-
 _SILENT_SECONDS = 2.0
 _PAUSE = 0.5  # seconds between two lines
 _CHUNK = 10  # steps between two looks at the clock and the loss
@@ -70,10 +68,13 @@ def minimize(
     optimizer = torch.optim.LBFGS(
         [x], max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
     )
-    packing = Packing(*(t.shape for t in start))
+
+    def unpack(x: Tensor) -> tuple[Tensor, ...]:
+        parts = x.split([t.numel() for t in start])
+        return tuple(part.view(t.shape) for part, t in zip(parts, start, strict=True))
 
     def residual_at(x: Tensor) -> Tensor:
-        return residual(*packing.unpack(x))
+        return residual(*unpack(x))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -98,7 +99,7 @@ def minimize(
             done += 1
             progress.update(done, value**0.5)
     progress.close()
-    return tuple(packing.unpack(x.detach())), value**0.5
+    return tuple(unpack(x.detach())), value**0.5
 
 
 @torch.no_grad()

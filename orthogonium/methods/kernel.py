@@ -5,8 +5,6 @@ Kernels are pure mathematics. `layers/parametrization.py` keeps, assigns and cop
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -25,23 +23,6 @@ INSTEAD = (
 def as_tuple(raw: Tensor | Raw) -> Raw:
     """Raw parameters as a tuple; a single tensor is stored as `original`, a tuple as `original0` and so on."""
     return raw if isinstance(raw, tuple) else (raw,)
-
-
-class Packing:
-    """Shapes of tensors that are stored one after another in a vector.
-
-    >>> a, b = Packing((2, 3), (4,)).unpack(torch.arange(10))
-    >>> a.shape, b.shape
-    (torch.Size([2, 3]), torch.Size([4]))
-    """
-
-    def __init__(self, *shapes: tuple[int, ...]) -> None:
-        self.shapes = shapes
-        self.sizes = [math.prod(shape) for shape in shapes]
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        """The tensors, as views."""
-        return [t.view(shape) for t, shape in zip(packed.split(self.sizes), self.shapes, strict=True)]
 
 
 def unit_groups(raw: Tensor, groups: int) -> tuple[Tensor, Tensor]:  # (g·m, n, *k) → (g, m, n, *k), (g, 1, 1, …)

@@ -28,7 +28,7 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry, select_method
 from orthogonium.linalg import OrthoParams, random_orthogonal
 from orthogonium.methods.aoc import OrthogonalKernel
-from orthogonium.methods.bcop.factors import apply_to_kernel
+from orthogonium.methods.bcop.composition import apply_to_kernel
 from orthogonium.methods.bcop.inverse import peel
 from orthogonium.methods.kernel import Device, Raw
 
