@@ -37,3 +37,19 @@ def test_rows_in_which_we_are_behind_say_so():
     assert beside(1.0, 4.2, "never shown") == "4.2×"
     assert beside(2.0, 1.0, "since it is exact") == "0.50×, behind: since it is exact"
     assert beside(1.0, 0.97, "since it is exact") == "0.97×, within the spread"
+
+
+def test_variants_of_recipes_are_recipes():
+    from benchmarks import recipe_search
+    from orthogonium.models import create_model
+    from orthogonium.training import PRESETS, Recipe
+
+    folder = bench.README.parent
+    lists = [(PRESETS[recipe_search.PRESET], recipe_search.VARIANTS)]
+    lists.append((Recipe.read(folder / "earlier_recipe.json"), (folder / "recipe_variants.txt").read_text()))
+    for base, variants in lists:
+        assert base.model_options["widths"] == [48, 96, 192]
+        for variant in variants.strip().splitlines():
+            recipe = Recipe.from_dict(recipe_search.changed(variant, base.to_dict()))
+            assert recipe != base
+            create_model(recipe.model, (3, 32, 32), 10, **recipe.model_options)
