@@ -24,6 +24,7 @@ PEER_VERSION = "0.0.4"
 # package → what pip installs, and the folder it has for itself
 PEERS = {
     "orthogonium": (f"orthogonium=={PEER_VERSION}", PEER),
+    "einops": ("einops", PEER),  # which Cayley convolutions of the published library need
     "geotorch": ("geotorch", ROOT / ".geotorch"),
     "deel": ("deel-torchlip", ROOT / ".deel-torchlip"),
 }
