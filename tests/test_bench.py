@@ -53,3 +53,23 @@ def test_variants_of_recipes_are_recipes():
             recipe = Recipe.from_dict(recipe_search.changed(variant, base.to_dict()))
             assert recipe != base
             create_model(recipe.model, (3, 32, 32), 10, **recipe.model_options)
+
+
+def test_figures_are_of_the_tables_and_shown():
+    from benchmarks import plots
+
+    text = bench.README.read_text(encoding="utf-8")
+    for name in ("kernels", "network", "matrices"):
+        bars = getattr(plots, name)()
+        assert bars and all(value > 0 for ratios in bars.values() for value in ratios.values())
+        figure = (plots.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+        assert f"(figures/{name}.svg)" in text and len(figure) < 100_000
+        assert all(label in figure for label in bars), "run `python -m benchmarks.plots`"
+
+
+def test_ratios_are_read_from_cells():
+    from benchmarks.plots import ratio
+
+    assert ratio("4.2×") == 4.2 and ratio("CAYLEY: 0.81×, behind: 2 products more") == 0.81
+    with pytest.raises(ValueError, match="no ratio"):
+        ratio("")
