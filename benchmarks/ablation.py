@@ -18,7 +18,7 @@ from benchmarks.whole_networks import preset
 
 TURNS = 3
 MOST_ROUNDS = 20  # of a turn, which has one at least
-ENOUGH = 3.0  # seconds for the rounds of a turn, but for the first
+ENOUGH = 2.0  # seconds for the rounds of a turn, but for the first
 ALL_THREADS = {"memcmp"}  # one thread compares, while convolutions use all
 
 
