@@ -73,3 +73,13 @@ def test_ratios_are_read_from_cells():
     assert ratio("4.2×") == 4.2 and ratio("CAYLEY: 0.81×, behind: 2 products more") == 0.81
     with pytest.raises(ValueError, match="no ratio"):
         ratio("")
+
+
+def test_tables_say_how_far_times_differed(capsys):
+    from benchmarks.side_by_side import fastest, table
+
+    assert fastest([1.0, 1.5, 1.2]) == 1.0 and fastest([2.0, 2.2]) == 2.0
+    table(["a"], [[1]], "2 calls")
+    assert "The slowest of 2 calls took up to 50% longer than the fastest." in capsys.readouterr().out
+    table(["a"], [[1]])
+    assert "longer" not in capsys.readouterr().out
