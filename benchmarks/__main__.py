@@ -1,11 +1,11 @@
 """All tables of `benchmarks/README.md`, by one command: `make bench`, or `.venv/bin/python -m benchmarks [NAME …]`.
 
 Each benchmark runs in a process of its own and prints its table, which replaces the one between its markers in the
-README, with a line that says what it was measured on. With `--quick` the tables are printed and the README is left
-alone: one heat, few rounds and small cases give times to look at, not to keep. What the time (`--minutes`, by default
-20, or 3) has not sufficed for is named at the end, and keeps its old table. `benchmarks.cifar10`, an hour of training,
-is no part of it, nor are the benchmarks whose tables are in other places (`launches`, `spectral_norms`) or nowhere
-(`spectral_bound`).
+README, with a line that says what it was measured on; at the end, the figures are drawn from the tables. With `--quick`
+the tables are printed and README and figures are left alone: one heat, few rounds and small cases give times to look
+at, not to keep. What the time (`--minutes`, by default 20, or 3) has not sufficed for is named at the end, and keeps
+its old table. `benchmarks.cifar10`, an hour of training, is no part of it, nor are the benchmarks whose tables are in
+other places (`launches`, `spectral_norms`) or nowhere (`spectral_bound`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import plots
 from benchmarks.side_by_side import NOT_INSTALLED
 from orthogonium.report.machine import processor
 
@@ -108,6 +109,8 @@ def main() -> None:
         if not options.quick:
             content = marked(README.read_text(encoding="utf-8"), name, f"{printed}\n\n{measured_on}")
             README.write_text(content, encoding="utf-8")
+    if not options.quick:
+        plots.main()
     if left_out:
         print(f"\nNot measured: {', '.join(left_out)}.")
 

@@ -1,10 +1,11 @@
 """What each fast path gains: a whole network with all of them, against the same network without one.
 
 Run with `.venv/bin/python -m benchmarks.ablation`. A path that gains less than 5% is not worth its lines. What counts
-is the processor time of one thread, which other processes hardly change (on another device, time); both networks take
-turns.
+is the processor time of one thread, which other processes hardly change (on another device, and for paths that are
+about the other threads, time); both networks take turns.
 """
 
+import os
 import time
 from unittest import mock
 
@@ -12,11 +13,13 @@ import torch
 from torch import nn
 
 from benchmarks.network import evaluation, training
-from benchmarks.side_by_side import chosen_device, table, timed, use_device
+from benchmarks.side_by_side import chosen_device, fastest, table, timed, use_device
 from benchmarks.whole_networks import preset
 
-LEAST_ROUNDS, MOST_ROUNDS = 4, 60
-ENOUGH = 10.0  # seconds for the rounds of a row, but for the least of them
+TURNS = 3
+MOST_ROUNDS = 20  # of a turn, which has one at least
+ENOUGH = 2.0  # seconds for the rounds of a turn, but for the first
+ALL_THREADS = {"memcmp"}  # one thread compares, while convolutions use all
 
 
 def plainly(function, *inputs):
@@ -106,28 +109,33 @@ ROWS = [  # what it is, switch, job, kind of network, padding, batch
 ]
 
 
-def fastest(jobs: dict) -> dict[str, float]:
+def fastest_of_turn(jobs: dict, wall: bool) -> dict[str, float]:
     """Seconds of the fastest call of each job, in as many rounds as there is time for."""
     best = dict.fromkeys(jobs, float("inf"))
     start, rounds = time.monotonic(), 0
-    while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.monotonic() - start < ENOUGH):
+    while rounds < 1 or (rounds < MOST_ROUNDS and time.monotonic() - start < ENOUGH):
         rounds += 1
         for name, job in jobs.items():
             begin = time.thread_time()
             elapsed, _ = timed(job, chosen_device())
-            best[name] = min(best[name], time.thread_time() - begin if chosen_device() == "cpu" else elapsed)
+            best[name] = min(best[name], elapsed if wall else time.thread_time() - begin)
     return best
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     use_device(chosen_device())
     rows = []
     for name, path, job, kind, mode, batch in ROWS:
+        parallel = path in ALL_THREADS
+        torch.set_num_threads((os.cpu_count() or 1) if parallel else 1)
         jobs = {
             key: without(p, job, kind=kind, mode=mode, batch=batch) for key, p in (("with", None), ("without", path))
         }
-        times = fastest(jobs)
+        for warm_up in jobs.values():
+            warm_up()
+        turns = [fastest_of_turn(jobs, wall=parallel or chosen_device() != "cpu") for _ in range(TURNS)]
+        times = {key: fastest([turn[key] for turn in turns]) for key in jobs}
         cost = f"{times['without'] / times['with'] - 1:+.0%}"
-        rows.append([name, job, batch, mode, *(f"{1e3 * times[k]:.0f} ms" for k in ("with", "without")), cost])
-    table(["", "", "batch", "padding", "with", "without", "time without it"], rows)
+        shown = [f"{1e3 * times[key]:.{1 if times['with'] < 0.1 else 0}f} ms" for key in jobs]
+        rows.append([f"{name}, all threads" if parallel else name, job, batch, mode, *shown, cost])
+    table(["", "", "batch", "padding", "with", "without", "time without it"], rows, f"{TURNS} turns")

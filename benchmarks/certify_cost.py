@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.side_by_side import chosen_device, timed, use_device
+from benchmarks.side_by_side import chosen_device, fastest, table, timed, use_device
 from orthogonium import certify
 from orthogonium.models import create_model
 
@@ -33,13 +33,13 @@ def main(images: int, device: str) -> None:
         'certify(rounding="proved")': lambda: certify(model, loader, rounding="proved"),
     }
     certify(model, loader[:1])
-    best = dict.fromkeys(jobs, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(_ROUNDS):
         for name, job in jobs.items():
-            best[name] = min(best[name], timed(job, device)[0])
-    print(f"{images} images of 3×32×32, batches of {_BATCH}\n\n| | s | × plain |\n|---|---|---|")
-    for name, seconds in best.items():
-        print(f"| {name} | {seconds:.1f} | {seconds / best['plain inference']:.2f} |")
+            times[name].append(timed(job, device)[0])
+    best = {name: fastest(found) for name, found in times.items()}
+    rows: list[list[object]] = [[k, f"{s:.1f}", f"{s / best['plain inference']:.2f}"] for k, s in best.items()]
+    table([f"{images} images of 3×32×32, batches of {_BATCH}", "s", "× plain"], rows, f"{_ROUNDS} rounds")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Certified CIFAR-10 in 30 minutes on two cores: our layers, then the published ones, in one network by one recipe.
 
 Run with `.venv/bin/python -m benchmarks.cifar10 --root FOLDER` (an hour), where the folder holds `cifar-10-batches-bin`
-or `cifar-10-batches-py`; `--minutes` shortens it, `--out` keeps checkpoints and histories. Nothing else should run.
+or `cifar-10-batches-py`; `--minutes` shortens it, `--recipe FILE` trains by another recipe than the preset, `--out`
+keeps checkpoints and histories. Nothing else should run.
 """
 
 import argparse
@@ -29,17 +30,19 @@ def published_layers() -> dict:
     return {"conv": conv, "lin": linear}
 
 
-def train(connection, published: bool, root: str, minutes: float, folder: Path, threads: int) -> None:
+def train(
+    connection, published: bool, file: Path | None, root: str, minutes: float, folder: Path, threads: int
+) -> None:
     layers = published_layers() if published else {}
     import torch
 
     from orthogonium import certify
     from orthogonium.data import ImageDataModule
     from orthogonium.models import create_model
-    from orthogonium.training import PRESETS, fit, load_checkpoint
+    from orthogonium.training import PRESETS, Recipe, fit, load_checkpoint
 
     torch.set_num_threads(threads)
-    recipe = PRESETS[PRESET].replace(root=root, minutes=minutes)
+    recipe = (Recipe.read(file) if file else PRESETS[PRESET]).replace(root=root, minutes=minutes)
     torch.manual_seed(recipe.seed)
     model = create_model(recipe.model, (3, 32, 32), 10, **recipe.model_options, **layers)
     result = fit(recipe, folder, model=model, progress=False)
@@ -64,6 +67,7 @@ def train(connection, published: bool, root: str, minutes: float, folder: Path, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", required=True)
+    parser.add_argument("--recipe", type=Path, help=f"a file, such as recipe.json of a run, instead of {PRESET}")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=None, help="folder for checkpoints and histories")
@@ -76,8 +80,8 @@ def main() -> None:
         for name in ("ours", "published"):
             end, other = context.Pipe()
             folder = (arguments.out or Path(scratch)) / name
-            settings = (name == "published", arguments.root, arguments.minutes, folder, arguments.threads)
-            process = context.Process(target=train, args=(other, *settings))
+            settings = (arguments.recipe, arguments.root, arguments.minutes, folder, arguments.threads)
+            process = context.Process(target=train, args=(other, name == "published", *settings))
             process.start()
             other.close()
             found = end.recv()

@@ -1,12 +1,14 @@
-"""Time to build the kernels of AOL and adaptive SOC, forward and backward, beside the published library.
+"""Time to build the kernels of AOL, adaptive SOC and Cayley, forward and backward, beside the published library.
 
 Run with `.venv/bin/python -m benchmarks.methods_build`. Also shows the largest singular value that each kernel has on a
-circular image.
+circular image. Cayley convolutions of the published library have no weight: theirs and ours are applied to an image.
 """
 
 import importlib
 
-from benchmarks.side_by_side import PEER_VERSION, beside, in_process, install_peer, is_quick, race, table
+from benchmarks.side_by_side import PEER_VERSION, beside, in_process, install, install_peer, is_quick, race, table
+
+HERE = "benchmarks.methods_build"
 
 # (name, module, class, options of ours, options of the peer); the peer's SOC has order 3 by default, ours 4.
 CASES = [
@@ -19,6 +21,7 @@ CASES = [
 WHY = {
     "AOL": "the same arithmetic, and a few percent from run to run",
     "SOC": "it has a term less where orders differ, and its σ is above 1",
+    "Cay": "ours takes complex matrices as real ones of twice the size, which is twice the work, and removes rounding",
 }
 
 
@@ -47,23 +50,61 @@ def largest_singular_value(module: str, name: str, options: dict) -> float:
     return torch.linalg.svdvals(symbol).max().item()
 
 
+def cayley(peer: bool, channels: int):
+    """Forward and backward of a Cayley convolution on an image of 32×32, most of which is its kernel."""
+    import torch
+
+    layer = cayley_layer(peer, channels)
+    x = torch.randn(1, channels, 32, 32)
+
+    def run():
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+
+    return run
+
+
+def cayley_layer(peer: bool, channels: int):
+    module, name = ("legacy.cayley_ortho_conv", "Cayley") if peer else ("layers", "CayleyConv2d")
+    return getattr(importlib.import_module(f"orthogonium.{module}"), name)(
+        channels, channels, kernel_size=3, bias=False
+    )
+
+
+def largest_of_cayley(peer: bool) -> float:
+    """The largest singular value, by the images of impulses."""
+    import torch
+
+    torch.manual_seed(0)
+    impulses = torch.zeros(8, 8, 32, 32)
+    impulses[range(8), range(8), 0, 0] = 1.0
+    symbol = torch.fft.fft2(cayley_layer(peer, 8)(impulses).detach().double()).permute(2, 3, 1, 0)
+    return torch.linalg.svdvals(symbol).max().item()
+
+
+def compared(label: str, channels: int, function: str, arguments: dict, sigma: list[float]) -> list[object]:
+    """A row: `arguments` are those of ours and of the peer, by whether it is the peer."""
+    cases = {str(peer): (peer, f"{HERE}:{function}", given) for peer, given in arguments.items()}
+    (ours, _), (theirs, _) = race(cases, rounds=3, threads=1).values()
+    times = [f"{1e3 * t:.1f} ms" for t in (ours, theirs)]
+    return [label, channels, *times, beside(ours, theirs, WHY[label[:3]]), *(f"{value:.6f}" for value in sigma)]
+
+
 def main() -> None:
     install_peer()
     rows = []
     for label, module, name, *options in CASES:
-        own, peer = (
-            in_process(is_peer, f"benchmarks.methods_build:{largest_singular_value.__name__}", module, name, given)
-            for is_peer, given in zip((False, True), options, strict=True)
-        )
+        given = dict(zip((False, True), options, strict=True))
+        sigma = [in_process(peer, f"{HERE}:largest_singular_value", module, name, given[peer]) for peer in given]
         for channels in (128,) if is_quick() else (128, 256):
             layer = {"module": module, "name": name, "channels": channels}
-            cases = {
-                is_peer: (is_peer, "benchmarks.methods_build:build", {**layer, "options": given})
-                for is_peer, given in zip((False, True), options, strict=True)
-            }
-            (ours, _), (theirs, _) = race(cases, rounds=3, threads=1).values()
-            times = [f"{1e3 * t:.1f} ms" for t in (ours, theirs)]
-            rows.append([label, channels, *times, beside(ours, theirs, WHY[label[:3]]), f"{own:.6f}", f"{peer:.6f}"])
+            arguments = {peer: {**layer, "options": given[peer]} for peer in given}
+            rows.append(compared(label, channels, "build", arguments, sigma))
+    if install("einops"):
+        sigma = [in_process(peer, f"{HERE}:largest_of_cayley", peer) for peer in (False, True)]
+        for channels in (32,) if is_quick() else (32, 64):
+            arguments = {peer: {"peer": peer, "channels": channels} for peer in (False, True)}
+            rows.append(compared("Cayley, an image of 32×32", channels, "cayley", arguments, sigma))
     ratio = [f"published {PEER_VERSION}", "ratio", "σ_max, ours", "σ_max, published"]
     table(["kernel, one thread", "channels", "ours", *ratio], rows)
 

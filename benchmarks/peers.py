@@ -94,7 +94,7 @@ def main() -> None:
     rows = []
     for channels in (64,) if is_quick() else (64, 256):
         cases = {kind: (kind == PUBLISHED, f"{HERE}:step", {"kind": kind, "channels": channels}) for kind in kinds}
-        times = {kind: seconds for kind, (seconds, _) in race(cases, rounds=8).items()}
+        times = {kind: seconds for kind, (seconds, _) in race(cases, rounds=6).items()}
         for kind in kinds:
             own = KINDS.get(kind)
             ratio = "" if own is None else f"{own}: {beside(times[own], times[kind], WHY[kind])}"

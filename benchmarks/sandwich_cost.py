@@ -1,19 +1,18 @@
 """Cost of a sandwich convolution on explicit kernels against the original in the Fourier domain, side by side.
 
 The original solves a linear system per frequency of the image at every call; the explicit kernel is built once per
-step (once in eval), whatever the image. Prints a markdown table; each cell is the median over interleaved runs, which
+step (once in eval), whatever the image. Prints a markdown table; each cell is the fastest of interleaved runs, which
 end after `LONG`.
 
     python -m benchmarks.sandwich_cost [--channels 32] [--batch 1] [--repeats 3] [--threads 1] [--sizes 32 64 224]
 """
 
 import argparse
-import statistics
 import sys
 
 import torch
 
-from benchmarks.side_by_side import chosen_device, timed, use_device
+from benchmarks.side_by_side import chosen_device, fastest, table, timed, use_device
 from orthogonium.layers.conv.sandwich import SandwichConv2d
 from orthogonium.legacy import SandwichConv
 
@@ -52,9 +51,8 @@ def main():
 
     command = " ".join(["python -m benchmarks.sandwich_cost", *sys.argv[1:]])
     print(f"`{command}` (torch {torch.__version__}, {options.threads} thread(s), float32)\n")
-    print(f"Sandwich {c}→{c}, 3×3, batch {options.batch}; median of up to {options.repeats} runs in ms\n")
-    print("| image | step, explicit | step, Fourier | ratio | inference, explicit | inference, Fourier | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"Sandwich {c}→{c}, 3×3, batch {options.batch}; fastest of up to {options.repeats} runs in ms\n")
+    rows = []
     for size in options.sizes:
         x = torch.randn(options.batch, c, size, size)
         cells = []
@@ -65,9 +63,12 @@ def main():
                 for layer, found in times.items():
                     if sum(found) < LONG:
                         found.append(milliseconds(run, layer, x))
-            a, b = (statistics.median(found) for found in times.values())
+            a, b = (fastest(found) for found in times.values())
             cells += [f"{a:.1f}", f"{b:.1f}", f"{b / a:.1f}×"]
-        print(f"| {size}² | {' | '.join(cells)} |", flush=True)
+        rows.append([f"{size}²", *cells])
+    kinds = ["explicit", "Fourier"]
+    header = [*(f"step, {kind}" for kind in kinds), "ratio", *(f"inference, {kind}" for kind in kinds), "ratio"]
+    table(["image", *header], rows, f"up to {options.repeats} runs")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ PEER_VERSION = "0.0.4"
 # package → what pip installs, and the folder it has for itself
 PEERS = {
     "orthogonium": (f"orthogonium=={PEER_VERSION}", PEER),
+    "einops": ("einops", PEER),  # which Cayley convolutions of the published library need
     "geotorch": ("geotorch", ROOT / ".geotorch"),
     "deel": ("deel-torchlip", ROOT / ".deel-torchlip"),
 }
@@ -32,7 +33,7 @@ PEERS = {
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 HEATS = 3
 NOT_INSTALLED = 3  # exit code of a benchmark whose peer is not to be had
-_differences: list[float] = []  # how far heats have differed since the last table
+_differences: list[float] = []  # how far times of one contestant have differed since the last table
 TURN = 0.2  # seconds that a contestant repeats its job for: the first call after the others' turns finds cold caches
 
 
@@ -174,10 +175,7 @@ def race(
     heats = 1 if is_quick() else min(HEATS, rounds)
     each = 1 if is_quick() else -(-rounds // HEATS)
     found = [_heat(contestants, each, threads) for _ in range(heats)]
-    best = {name: min((heat[name] for heat in found), key=lambda r: r[0]) for name in contestants}
-    if heats > 1:
-        _differences.extend(max(heat[name][0] for heat in found) / best[name][0] - 1 for name in best)
-    return best
+    return {name: (fastest([heat[name][0] for heat in found]), found[-1][name][1]) for name in contestants}
 
 
 def _heat(contestants: dict, rounds: int, threads: int) -> dict[str, tuple[float, object]]:
@@ -203,12 +201,17 @@ def _heat(contestants: dict, rounds: int, threads: int) -> dict[str, tuple[float
     return best
 
 
-def table(header: list[str], rows: list[list[object]]) -> None:
-    """Print a Markdown table, and how far the heats that it is from have differed."""
+def fastest(times: Sequence[float]) -> float:
+    """The least of several times of one contestant, whose spread the table will tell."""
+    if len(times) > 1:
+        _differences.append(max(times) / min(times) - 1)
+    return min(times)
+
+
+def table(header: list[str], rows: list[list[object]], measured: str = f"{HEATS} starts") -> None:
+    """Print a Markdown table, and how far the times that it is from have differed, each measured so often."""
     for row in [header, ["---"] * len(header), *rows]:
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
     if _differences:
-        print(
-            f"\nThe slowest of {HEATS} starts took up to {max(_differences):.0%} longer than the fastest.", flush=True
-        )
+        print(f"\nThe slowest of {measured} took up to {max(_differences):.0%} longer than the fastest.", flush=True)
         _differences.clear()

@@ -37,3 +37,49 @@ def test_rows_in_which_we_are_behind_say_so():
     assert beside(1.0, 4.2, "never shown") == "4.2×"
     assert beside(2.0, 1.0, "since it is exact") == "0.50×, behind: since it is exact"
     assert beside(1.0, 0.97, "since it is exact") == "0.97×, within the spread"
+
+
+def test_variants_of_recipes_are_recipes():
+    from benchmarks import recipe_search
+    from orthogonium.models import create_model
+    from orthogonium.training import PRESETS, Recipe
+
+    folder = bench.README.parent
+    lists = [(PRESETS[recipe_search.PRESET], recipe_search.VARIANTS)]
+    lists.append((Recipe.read(folder / "earlier_recipe.json"), (folder / "recipe_variants.txt").read_text()))
+    for base, variants in lists:
+        assert base.model_options["widths"] == [48, 96, 192]
+        for variant in variants.strip().splitlines():
+            recipe = Recipe.from_dict(recipe_search.changed(variant, base.to_dict()))
+            assert recipe != base
+            create_model(recipe.model, (3, 32, 32), 10, **recipe.model_options)
+
+
+def test_figures_are_of_the_tables_and_shown():
+    from benchmarks import plots
+
+    text = bench.README.read_text(encoding="utf-8")
+    for name in ("kernels", "network", "matrices"):
+        bars = getattr(plots, name)()
+        assert bars and all(value > 0 for ratios in bars.values() for value in ratios.values())
+        figure = (plots.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+        assert f"(figures/{name}.svg)" in text and len(figure) < 100_000
+        assert all(label in figure for label in bars), "run `python -m benchmarks.plots`"
+
+
+def test_ratios_are_read_from_cells():
+    from benchmarks.plots import ratio
+
+    assert ratio("4.2×") == 4.2 and ratio("CAYLEY: 0.81×, behind: 2 products more") == 0.81
+    with pytest.raises(ValueError, match="no ratio"):
+        ratio("")
+
+
+def test_tables_say_how_far_times_differed(capsys):
+    from benchmarks.side_by_side import fastest, table
+
+    assert fastest([1.0, 1.5, 1.2]) == 1.0 and fastest([2.0, 2.2]) == 2.0
+    table(["a"], [[1]], "2 calls")
+    assert "The slowest of 2 calls took up to 50% longer than the fastest." in capsys.readouterr().out
+    table(["a"], [[1]])
+    assert "longer" not in capsys.readouterr().out

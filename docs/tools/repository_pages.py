@@ -1,7 +1,8 @@
 """Files of the repository as pages of the site: one whose metadata say `repository_file: CHANGELOG.md` shows it.
 
 Their links are meant for readers of the repository. Those to pages of the site lead there, all others to the
-repository. Other pages name tables of `benchmarks/README.md` that they show: `<!-- benchmark network -->`.
+repository; figures are copied. Other pages name tables of `benchmarks/README.md` that they show:
+`<!-- benchmark network -->`.
 """
 
 import posixpath
@@ -26,7 +27,9 @@ def linked(text: str, place: str, shown: dict[str, str]) -> str:
     return _LINK.sub(link, text)
 
 
-SHOWN = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "benchmarks/README.md": "benchmarks.md"}
+FIGURES = {f"benchmarks/figures/{path.name}": path for path in (ROOT / "benchmarks" / "figures").glob("*.svg")}
+PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "benchmarks/README.md": "benchmarks.md"}
+SHOWN = PAGES | {place: place for place in FIGURES}
 
 
 def with_benchmarks(text: str) -> str:
@@ -41,6 +44,15 @@ def with_benchmarks(text: str) -> str:
         return measured.partition(start)[2].partition(end)[0].strip()
 
     return re.sub(r"<!-- benchmark (\S+) -->", table, text)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The figures of `benchmarks/README.md`, at the same place of the site."""
+    from mkdocs.structure.files import File
+
+    for place, path in FIGURES.items():
+        files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

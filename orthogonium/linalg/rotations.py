@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError
-from orthogonium.linalg.evaluation import of_matrices
+from orthogonium.linalg.evaluation import may_look, of_matrices
 from orthogonium.linalg.matrix_map import ShapedMap
 from orthogonium.linalg.newton_schulz import cubic_step
 from orthogonium.linalg.norms import magnitude
@@ -48,7 +48,18 @@ def _bounded(w: Tensor, bound: float = MAX_NORM, norm_bound: Callable[[Tensor], 
     largest = magnitude(w.detach())
     unit = w / largest
     norm = norm_bound(unit)
-    return torch.where(largest > bound / norm.detach(), unit * (bound / norm), w)
+    exceeds = largest > bound / norm.detach()
+    if may_look(w) and not exceeds.any():
+        return w
+    return torch.where(exceeds, unit * (bound / norm), w)
+
+
+def _cleaned(w: Tensor) -> Tensor:
+    """A cubic step for matrices that are orthogonal up to rounding, and remain so as they vary: only the value changes.
+
+    Its derivative is `dW − ½W(dWᵀW + WᵀdW)`, in which the bracket is that of `WᵀW = I`, zero up to rounding.
+    """
+    return w + (cubic_step(w.detach()) - w.detach())
 
 
 def _series(a: Tensor, terms: int) -> Tensor:
@@ -106,13 +117,14 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
     if rows > 2 * columns:
         return exponential(w.mT, terms).mT
     if columns > 2 * rows:
-        return cubic_step(torch.eye(rows, columns, dtype=w.dtype, device=w.device) + _thin_exponential(w, terms))
+        thin = torch.eye(rows, columns, dtype=w.dtype, device=w.device) + _thin_exponential(w, terms)
+        return _cleaned(thin) if terms is None else cubic_step(thin)
     size = max(rows, columns)
     square = nn.functional.pad(w, (0, size - columns, 0, size - rows))
     skew = square - square.mT
     turn = _whole_exponential(_bounded(skew)) if terms is None else _series(_bounded(skew, 1.0), terms)
-    rotation = torch.eye(size, dtype=w.dtype, device=w.device) + turn
-    return cubic_step(rotation[..., :rows, :columns])
+    rotation = (torch.eye(size, dtype=w.dtype, device=w.device) + turn)[..., :rows, :columns]
+    return _cleaned(rotation) if terms is None else cubic_step(rotation)
 
 
 def _inverse(a: Tensor) -> Tensor:
@@ -138,11 +150,13 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     if w.shape[-2] < w.shape[-1]:
         return cayley(w.mT).mT
     w = _bounded(w)
-    size = w.shape[-1]
-    u, v = w[..., :size, :], w[..., size:, :]
-    identity = torch.eye(size, dtype=w.dtype, device=w.device).expand_as(u)
+    rows, size = w.shape[-2:]
+    identity = torch.eye(size, dtype=w.dtype, device=w.device)
+    if rows == size:
+        return _cleaned(2 * _inverse(identity + (w - w.mT)) - identity)
+    u, v = w.split((size, rows - size), -2)
     inverse = _inverse(identity + (u - u.mT) + v.mT @ v)  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
-    return cubic_step(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
+    return _cleaned(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
 
 
 class BatchedExponentialOrthogonalization(ShapedMap):
