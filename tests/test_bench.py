@@ -46,6 +46,7 @@ def test_variants_of_recipes_are_recipes():
 
     folder = bench.README.parent
     lists = [(PRESETS[recipe_search.PRESET], recipe_search.VARIANTS)]
+    lists.append((PRESETS[recipe_search.PRESET], (folder / "recipe_epochs.txt").read_text()))
     lists.append((Recipe.read(folder / "earlier_recipe.json"), (folder / "recipe_variants.txt").read_text()))
     for base, variants in lists:
         assert base.model_options["widths"] == [48, 96, 192]
