@@ -90,13 +90,14 @@ class MethodTable(UserDict[str, Method]):
         """What every access goes to: the table, completed at the first one."""
         if not self._is_complete:
             self._is_complete = True  # already here: what is loaded may access the table
+            all_loaded = False
             try:
                 for point in entry_points(group=ENTRY_POINTS):
                     loaded = point.load()
                     for method in [loaded] if isinstance(loaded, Method) else loaded:
                         if self._methods.get(method.name) is not method:  # it may have registered itself
                             self.add(method)
-            except BaseException:
-                self._is_complete = False  # the next lookup tries again, and raises the same error
-                raise
+                all_loaded = True
+            finally:
+                self._is_complete = all_loaded  # otherwise the next lookup tries again, and raises the same error
         return self._methods
