@@ -1,6 +1,7 @@
 """Programs whose rules were once wrong far from where an ascent looks: `relu(x − 1e5)` hides them from it."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,14 @@ class Program(nn.Module):
         return self.fn(self, x)
 
 
+def _square(x: Tensor) -> Tensor:
+    return far(x - 1).roll(1, 1).unflatten(1, (2, 2)).square()
+
+
+def _signed(e: Tensor, a: Any, b: Any) -> Tensor:
+    return (a(e).sign() * b(e)).sqrt().flatten(1)
+
+
 MASK = torch.tensor([False, True, True, True])
 FAR_AWAY = {
     "masked_fill by a value": lambda s, x: torch.vmap(lambda v, w: v.masked_fill(MASK, w[0]))(far(x), 100 * far(x)),
@@ -50,6 +59,14 @@ FAR_AWAY = {
         torch.zeros(len(x), 4, dtype=HALF), far(x)[:, 0], 1, 0
     ).to(x.dtype),
     "energy in half": lambda s, x: far(x).square().sum(1, keepdim=True, dtype=HALF).sqrt().to(x.dtype),
+    "the sign of an energy and its positive maximum": lambda s, x: _signed(
+        _square(x), lambda e: e, lambda e: e.clamp(min=1)
+    ),
+    "the sign of an energy and its transpose": lambda s, x: _signed(_square(x), lambda e: e, lambda e: e.mT.relu()),
+    "the sign of a transpose and the energy": lambda s, x: _signed(_square(x), lambda e: e.mT, lambda e: e),
+    "the sign of an energy for each entry of it": lambda s, x: _signed(
+        _square(x), lambda e: e.reshape(-1, 1, 4), lambda e: e.reshape(-1, 4, 1).relu()
+    ),
     "mean energy in half": lambda s, x: far(x).square().mean(1, keepdim=True, dtype=HALF).sqrt().to(x.dtype),
 }
 

@@ -101,6 +101,12 @@ def _energy_of(x: Any) -> Energy | None:
     return Energy(form, max((e.roundings for e in parts), default=0.0), max((e.lost for e in parts), default=0.0))
 
 
+def _in_order(x: Tracked) -> bool:
+    """Whether a tensor has the entries of one base, in the order in which that was computed."""
+    base = x.whole
+    return base is not None and torch.equal(x.codes.reshape(-1), codes_of(base).reshape(-1))
+
+
 def _squared(call: Call) -> Jump | None:
     """`x²` and `x·x`."""
     x = call["self"]
@@ -126,11 +132,14 @@ def _kept(call: Call, rule: Any) -> Any:
     assert first is not None
     tiny = underflow(call.output.dtype)
     if name in _SAME:
+        low = 0.0
         if name in (aten.clamp.default, aten.clamp_min.default):
             low, high = call["min"], call.given.get("max")
             if high is not None or low is None or low < 0:
                 return None
-        energy = first
+        # The same one only if its entries stay what and where they are: `sign(e)·max(e, c)` and `sign(e)·eᵀ` jump.
+        same = low == 0 and _in_order(operands[0])
+        energy = first if same else Energy(first.form, first.roundings, first.lost)
     elif name in (aten.add.Tensor, aten.add.Scalar):
         alpha = call.given.get("alpha")
         if alpha is not None and alpha < 0:
@@ -197,14 +206,16 @@ def _root(call: Call) -> Effect | None:
 
 def _sign(call: Call) -> Jump | None:
     energy = _energy_of(call["self"])
-    return None if energy is None else Jump(*_SQUARES, Sign(energy), call.merged(call["self"]))
+    if energy is None or not _in_order(call["self"]):
+        return None
+    return Jump(*_SQUARES, Sign(energy), call.merged(call["self"]))
 
 
 def _signed(call: Call) -> Jump | None:
     """`sign(e)·e = e`."""
     for a, b in ((call["self"], call["other"]), (call["other"], call["self"])):
         sign, energy = _origin(a, Sign), _origin(b, Energy)
-        if sign is not None and sign.energy is energy:
+        if sign is not None and sign.energy is energy and a.shape == b.shape:
             return Jump(*_SQUARES, energy, call.merged(a, b), energy.form)
     return None
 
