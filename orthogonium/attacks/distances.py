@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.errors import NumericalWarning, ParameterError, ShapeError, warn
 
 
 def distances(
@@ -56,8 +56,19 @@ def inner_radii(
     images: Tensor,  # (n, …)
     radii: Tensor,  # (n,)
 ) -> Tensor:  # (n, 1, …)
-    """Radii in the dtype of the images, minus what the rounding of x + δ may add, so no point lies outside."""
-    rounding = 4 * torch.finfo(images.dtype).eps
+    """Radii in the dtype of the images, minus what the rounding of x + δ may add, so no point lies outside.
+
+    Warns where nothing is left to search: that an attack finds nothing there says nothing.
+    """
+    eps = torch.finfo(images.dtype).eps
     size = distances(images, torch.zeros_like(images))
-    inner = (radii * (1 - rounding) - rounding * size).clamp_min(0)
+    inner = (radii * (1 - 4 * eps) - eps / 2 * size).clamp_min(0)  # x + δ itself is rounded by half a unit
+    empty = (radii > 0) & (inner == 0)
+    if empty.any():
+        warn(
+            f"{int(empty.sum())} of {len(images)} inputs were not attacked: what {images.dtype} rounds may exceed "
+            f"their radius (at most {float(radii[empty].max()):.3g}). Attack the model in a dtype with more digits, "
+            "such as model.double().",
+            NumericalWarning,
+        )
     return inner.to(images.dtype).reshape(-1, *[1] * (images.dim() - 1))

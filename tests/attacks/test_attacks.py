@@ -10,7 +10,7 @@ from torch import nn
 
 from orthogonium.attacks import attack, break_certificates, empirical_accuracy, l2_pgd, list_attacks
 from orthogonium.attacks.balls import NumberedUnitBalls, UnitBalls
-from orthogonium.errors import ParameterError, ShapeError
+from orthogonium.errors import NumericalWarning, ParameterError, ShapeError
 
 IMAGE = (2, 5, 5)
 
@@ -139,6 +139,16 @@ def test_certificates_are_broken_exactly_where_they_are_wrong():
     assert (model(found.points[5:10]).argmax(1) != labels[5:10]).all()
     nothing = break_certificates(model, x, labels, -exact)
     assert not nothing.attacked.any() and not nothing.broken.any()
+
+
+def test_half_precision_is_searched_or_named():
+    """What rounding may add is kept out of the radius; where it takes all of it, nothing is searched."""
+    model, x, labels, exact = linear_model()
+    model, x = model.bfloat16(), x.bfloat16()
+    labels = model(x).argmax(1)
+    assert break_certificates(model, x, labels, exact + 0.5).broken.double().mean() > 0.8
+    with pytest.warns(NumericalWarning, match="30 of 30 inputs were not attacked: what torch.bfloat16 rounds"):
+        break_certificates(model, x, labels, torch.full_like(exact, 0.01))
 
 
 def test_bad_arguments():

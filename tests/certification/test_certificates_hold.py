@@ -135,6 +135,7 @@ def attacked_and_broken(name, samples, epochs, steps, restarts):
     return restarts * int(found.attacked.sum()), int(found.broken.sum()) + moved
 
 
+@pytest.mark.filterwarnings("ignore:.* inputs were not attacked")  # in half precision, some radii are too small
 @pytest.mark.operators
 @pytest.mark.parametrize("name", NETWORKS)
 def test_certificates_hold(name):
@@ -143,6 +144,7 @@ def test_certificates_hold(name):
     assert points > 0 or name in ("bfloat16", "float16")
 
 
+@pytest.mark.filterwarnings("ignore:.* inputs were not attacked")  # in half precision, some radii are too small
 @pytest.mark.slow
 @pytest.mark.operators
 def test_fifty_thousand_points(capsys):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from orthogonium import audit, certify, lipschitz_bound
 from orthogonium.attacks import l2_pgd
 from orthogonium.certification import RefutedError, TraceError, UnboundedError
-from orthogonium.errors import ShapeError
+from orthogonium.errors import NumericalWarning, ShapeError
 from tests.certification.fuzz.grammar import GROUPS
 from tests.certification.fuzz.judge import Judge
 from tests.certification.fuzz.program import Program, write
@@ -164,7 +164,8 @@ def broken(
         random = torch.randn(x.shape, generator=generator, dtype=torch.float64).flatten(1)
         length = (0.5, 0.75, 1.0, 1.0)[i % 4] * near.double() / random.norm(dim=1)
         candidates[f"noise {i}"] = (x.double() + (length[:, None] * random).reshape(x.shape)).to(x.dtype)
-    with contextlib.suppress(RuntimeError):  # programs that have no gradient
+    with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # programs that have no gradient
+        warnings.simplefilter("ignore", NumericalWarning)  # of radii too small to search
         candidates["an attack"] = l2_pgd(lambda z: logits(z * 1), x, labels, near, steps=steps, restarts=2)
     for name, points in candidates.items():
         with torch.no_grad():
