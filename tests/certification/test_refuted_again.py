@@ -42,6 +42,10 @@ def _signed(e: Tensor, a: Any, b: Any) -> Tensor:
     return (a(e).sign() * b(e)).sqrt().flatten(1)
 
 
+def _in_ball(x: Tensor) -> Tensor:
+    return x / x.norm(dim=(1, 2), keepdim=True).clamp(min=10).expand(-1, -1, 7)
+
+
 MASK = torch.tensor([False, True, True, True])
 FAR_AWAY = {
     "masked_fill by a value": lambda s, x: torch.vmap(lambda v, w: v.masked_fill(MASK, w[0]))(far(x), 100 * far(x)),
@@ -67,6 +71,7 @@ FAR_AWAY = {
     "the sign of an energy for each entry of it": lambda s, x: _signed(
         _square(x), lambda e: e.reshape(-1, 1, 4), lambda e: e.reshape(-1, 4, 1).relu()
     ),
+    "a ball of copies": lambda s, x: _in_ball(far(x).unsqueeze(2)).flatten(1),
     "mean energy in half": lambda s, x: far(x).square().mean(1, keepdim=True, dtype=HALF).sqrt().to(x.dtype),
 }
 
@@ -92,6 +97,11 @@ def test_far_away(name):
     except REFUSALS:
         return
     assert steepest_far_away(model) <= bound * (1 + 1e-9)
+
+
+def test_copies_count_where_they_are_rounded():
+    copies = lambda s, x: x.new_zeros(len(x), 4, 7).copy_(far(x).double().unsqueeze(2)).flatten(1)  # noqa: E731
+    assert lipschitz_bound(Program(copies, torch.float32), (4,)).value >= math.sqrt(7)
 
 
 class Tenfold(nn.DataParallel):

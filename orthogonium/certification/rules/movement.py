@@ -76,7 +76,7 @@ def placed(call: Call, output: Tensor, codes: Tensor) -> Tracked:
 
 def copied(call: Call) -> Any:
     """`clone`, `copy` and casts: of those that round, one rounding is deducted, or there is no bound."""
-    x = call["src"] if "src" in call.given else call["self"]
+    x = next(call[name] for name in ("src", "value", "self") if name in call.given)
     output = call.output
     if not output.is_floating_point():
         raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
@@ -88,17 +88,15 @@ def copied(call: Call) -> Any:
                 "Certify in float32, or give the whole model that dtype (model.to(dtype)): its rounding is deducted.",
             )
         if to.eps > of.eps or to.max < of.max:  # one rounding; large numbers overflow, small ones are lost
-            return scaled(call, x, 1.0, call.together(x, ()), call.rounded(1.0))
+            copies = Tracked(x.value.expand(output.shape), x.memory, call.walk)
+            return scaled(call, copies, 1.0, call.together(copies, ()), call.rounded(1.0))
     codes = x.codes if isinstance(x, Tracked) and not x.constant else torch.zeros((), dtype=torch.float64)
     return placed(call, output, codes.expand(output.shape))
 
 
-def filled(call: Call) -> Tracked:
+def filled(call: Call) -> Any:
     """A tensor that is overwritten by one number, a constant or a value."""
-    value = call.given.get("value")
-    if isinstance(value, Tracked) and not value.constant:
-        return placed(call, call.output, value.codes.expand(call.output.shape))
-    return call.walk.constant(call.output)
+    return copied(call) if is_value(call.given.get("value")) else call.walk.constant(call.output)
 
 
 def of_shape(call: Call) -> Tracked:

@@ -267,7 +267,7 @@ def _softsign(call: Call) -> Effect | None:
 def _projected(call: Call) -> Effect | None:
     """`x/max(c, ‖x‖)`: the projection onto a ball, divided by its radius c."""
     x, y = call["self"], call["other"]
-    if not (is_value(x) and is_value(y)) or y.value.dim() != x.value.dim():
+    if not (is_value(x) and is_value(y)) or x.shape != call.output.shape or y.value.dim() != x.value.dim():
         return None
     base = y.used()[0] if len(y.used()) == 1 else None
     clamp = base.origin if base is not None and isinstance(base.origin, Sloped) else None
