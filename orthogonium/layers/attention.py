@@ -46,6 +46,11 @@ def distance_attention(
     step: float = 1.0,
 ) -> Tensor:  # the same shape
     """Move each token towards those near it. The Lipschitz constant is `attention_constant(step)`."""
+    if sharpness.dim() != 1:
+        raise ShapeError(
+            f"distance_attention takes one sharpness for each head, (heads,): got shape {tuple(sharpness.shape)}, "
+            "which would make copies of the tokens."
+        )
     heads = x.unflatten(-1, (len(sharpness), -1)).transpose(1, 2)  # (batch, heads, tokens, c)
     # By differences: computed from products of tokens, small distances far from 0 would be rounded away.
     distance = (heads[:, :, :, None] - heads[:, :, None]).square().sum(-1)

@@ -166,3 +166,5 @@ def test_refusals():
     assert repr(DistanceAttention(6, 2, step=2.0, lipschitz=0.5)).startswith(
         "DistanceAttention(\n  6, num_heads=2, step=2, lipschitz=0.5"
     )
+    with pytest.raises(ShapeError, match="one sharpness for each head"):  # each of five would get all channels
+        distance_attention(torch.randn(1, 3, 4), torch.ones(1, 5))
