@@ -28,5 +28,7 @@ class AttackOptions:
     batch_size: int = 500
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ParameterError(f"batch_size is at least 1: got {self.batch_size}.")
+        for name in ("steps", "restarts", "batch_size"):  # with fewer, libraries would find nothing without a search
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ParameterError(f"{name} of an attack is at least 1: got {number}.")

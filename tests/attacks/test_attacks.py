@@ -178,8 +178,9 @@ def test_bad_arguments():
         break_certificates(model, x, labels, exact[:4])
     with pytest.raises(TypeError, match="step"):
         break_certificates(model, x, labels, exact, step=3)
-    with pytest.raises(ParameterError, match="batch_size"):
-        attack(model, (x, labels), 1.0, batch_size=0)
+    for name in ("steps", "restarts", "batch_size"):
+        with pytest.raises(ParameterError, match=f"{name} of an attack is at least 1: got 0"):
+            attack(model, (x, labels), 1.0, method="ddn", **{name: 0})
 
 
 @pytest.mark.parametrize(("method", "library"), [("ddn", "foolbox"), ("autoattack", "pyautoattack")])
