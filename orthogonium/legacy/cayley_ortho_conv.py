@@ -15,7 +15,6 @@ from orthogonium import linalg
 from orthogonium.errors import GeometryError, ShapeError
 from orthogonium.kernels import circle
 from orthogonium.legacy._common import add_bias, downsample, require_positive
-from orthogonium.linalg.complex_matrices import on_complex
 
 
 def cayley(w: Tensor) -> Tensor:  # (…, m, c), real or complex → same
@@ -25,7 +24,7 @@ def cayley(w: Tensor) -> Tensor:  # (…, m, c), real or complex → same
     >>> torch.allclose(q.T @ q, torch.eye(3), atol=1e-5)
     True
     """
-    return on_complex(linalg.cayley, w) if w.is_complex() else linalg.cayley(w)
+    return linalg.cayley(w)
 
 
 def frequency_response(

@@ -92,12 +92,12 @@ def may_look(w: Tensor) -> bool:
 
 
 def float64_is_cheap(x: Tensor) -> bool:
-    """Whether `x` is in float32 where float64 takes twice the time, not 64 times: on CPUs.
+    """Whether `x` is in float32 (or complex64) where float64 takes twice the time, not 64 times: on CPUs.
 
     However orthogonal a float32 result is, it differs from the exact one by its condition number times eps, and so do
     gradients. Float64 makes them exact to float32.
     """
-    return x.dtype == torch.float32 and x.device.type == "cpu"
+    return x.dtype in (torch.float32, torch.complex64) and x.device.type == "cpu"
 
 
 # ── precision ──
@@ -129,8 +129,9 @@ def full_precision(function: Callable[P, Output], of_arguments: bool = True) -> 
 
 
 def _widen(x: Any, wide: torch.dtype) -> Any:
-    narrow = isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize < wide.itemsize
-    return x.to(wide) if narrow else x
+    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
+        return x
+    return x.to(torch.promote_types(x.dtype, wide))
 
 
 def _to(result: Output, dtype: torch.dtype) -> Output:
@@ -153,17 +154,17 @@ def full_precision_backward(backward: Function) -> Function:
 # ── arguments ──
 
 
-def check_matrix(w: Tensor, name: str) -> None:
-    """Reject anything but floating point matrices, or batches of them."""
-    if w.dim() < 2 or not w.is_floating_point():
+def check_matrix(w: Tensor, name: str, or_complex: bool = False) -> None:
+    """Reject anything but floating point matrices, or batches of them; complex ones only if asked for."""
+    if w.dim() < 2 or not (w.is_floating_point() or (or_complex and w.is_complex())):
         raise ShapeError(
             f"{name} works on floating point matrices (..., rows, columns), got {tuple(w.shape)} of {w.dtype}. "
             "Reshape or cast the tensor first."
         )
 
 
-def of_matrices(factorizes: bool) -> Callable[[Function], Function]:
-    """Decorate a map from matrices `w` to matrices of the same shape, with any options.
+def of_matrices(factorizes: bool, or_complex: bool = False) -> Callable[[Function], Function]:
+    """Decorate a map from matrices `w`, real or also complex, to matrices of the same shape, with any options.
 
     It runs in full precision, rejects anything that is not a matrix, and returns empty matrices as they are. If it
     `factorizes`, it is refused in ONNX, which only has sums and products.
@@ -175,7 +176,7 @@ def of_matrices(factorizes: bool) -> Callable[[Function], Function]:
         @full_precision
         @functools.wraps(function)
         def run(w: Tensor, *options: Any, **named: Any) -> Tensor:
-            check_matrix(w, name)
+            check_matrix(w, name, or_complex)
             if factorizes and exports_to_onnx():
                 raise ExportError(
                     f"{name}: ONNX has no operator for this constraint, which would be computed at every call. Export "

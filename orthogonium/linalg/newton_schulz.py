@@ -18,7 +18,7 @@ from orthogonium.linalg.matrix_map import ShapedMap
 
 def _gram(w: Tensor) -> Tensor:
     """The Gram matrix of the smaller side."""
-    return w @ w.mT if w.shape[-2] <= w.shape[-1] else w.mT @ w
+    return w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
 
 
 def _multiply(p: Tensor, w: Tensor) -> Tensor:

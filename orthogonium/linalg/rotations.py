@@ -1,5 +1,7 @@
 """Rotations from skew-symmetric matrices, defined for every input: the exponential map and the Cayley transform.
 
+Of complex matrices they are unitary, with conjugate transposes in the formulas.
+
 Both are sensitive to the scale of their input: beyond a norm of `MAX_NORM` rounding would dominate, and nothing is
 gained, as norm π (exponential) already reaches every rotation and the Cayley transform turns by 2·atan(‖A‖). So larger
 inputs are scaled down to that norm, and one cubic Newton–Schulz step removes the remaining rounding errors.
@@ -78,7 +80,8 @@ def _whole_exponential(a: Tensor, squarings: int = SQUARINGS) -> Tensor:
     `torch.linalg.matrix_exp` is an exponential of a matrix that contains the gradient as well: a large gradient causes
     many more squarings, with an error of 2e-4 (512×512), and counting them makes the host wait for accelerators.
     """
-    terms = 5 if a.dtype == torch.float32 else 10  # truncation error, (‖A‖/2⁸)ⁿ/(n + 1)! of the whole: 4e-8 or 2e-17
+    # Truncation error, (‖A‖/2⁸)ⁿ/(n + 1)! of the whole: 4e-8 or 2e-17.
+    terms = 5 if torch.finfo(a.dtype).bits == 32 else 10
     result = _series(a / 2**squarings, terms)
     for _ in range(squarings):
         result = 2 * result + result @ result
@@ -89,22 +92,23 @@ def _thin_exponential(w: Tensor, terms: int | None) -> Tensor:  # (..., r, c), 2
     """The first rows of `exp(A) − I`. Note [Thin exponentials]."""
     rows, columns = w.shape[-2:]
     square, b = w.split((rows, columns - rows), -1)
-    top = torch.cat((square - square.mT, b), -1)
+    top = torch.cat((square - square.mH, b), -1)
     a, b = _bounded(top, MAX_NORM if terms is None else 1.0, _norm_bound_of_skew).split((rows, columns - rows), -1)
     largest = magnitude(b.detach())
     s = largest * _norm_bound(b.detach() / largest)
     identity = torch.eye(rows, dtype=w.dtype, device=w.device).expand_as(a)
-    upper, lower = torch.cat((a, b @ b.mT / s), -1), torch.cat((-s * identity, torch.zeros_like(a)), -1)
+    upper, lower = torch.cat((a, b @ b.mH / s), -1), torch.cat((-s * identity, torch.zeros_like(a)), -1)
     both = torch.cat((upper, lower), -2)  # of norm 2·`MAX_NORM` at most
     turn = _whole_exponential(both, SQUARINGS + 1) if terms is None else _series(both, terms)
     return torch.cat((turn[..., :rows, :rows], -(turn[..., rows:, :rows] / s) @ b), -1)
 
 
-@of_matrices(factorizes=False)
+@of_matrices(factorizes=False, or_complex=True)
 def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, columns) → the same shape
     """`exp(A)`, A = W − Wᵀ (W embedded in a square of the larger size), cropped to the shape of W.
 
-    Orthogonal to 2e-6 in float32 and 1e-14 in float64 for every finite input; every rotation is reached.
+    Orthogonal to 2e-6 in float32 and 1e-14 in float64 for every finite input; every rotation is reached. Of complex
+    matrices, `A = W − Wᴴ`: unitary.
 
     Args:
         w: matrices.
@@ -115,13 +119,13 @@ def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, c
     """
     rows, columns = w.shape[-2:]
     if rows > 2 * columns:
-        return exponential(w.mT, terms).mT
+        return exponential(w.mH, terms).mH
     if columns > 2 * rows:
         thin = torch.eye(rows, columns, dtype=w.dtype, device=w.device) + _thin_exponential(w, terms)
         return _cleaned(thin) if terms is None else cubic_step(thin)
     size = max(rows, columns)
     square = nn.functional.pad(w, (0, size - columns, 0, size - rows))
-    skew = square - square.mT
+    skew = square - square.mH
     turn = _whole_exponential(_bounded(skew)) if terms is None else _series(_bounded(skew, 1.0), terms)
     rotation = (torch.eye(size, dtype=w.dtype, device=w.device) + turn)[..., :rows, :columns]
     return _cleaned(rotation) if terms is None else cubic_step(rotation)
@@ -137,25 +141,25 @@ def _inverse(a: Tensor) -> Tensor:
     return torch.stack([torch.linalg.inv(x) for x in a.flatten(0, -3)]).reshape(a.shape)
 
 
-@of_matrices(factorizes=True)
+@of_matrices(factorizes=True, or_complex=True)
 def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """The augmented Cayley transform: for W = [U; V] tall, `A = U − Uᵀ + VᵀV`, `[(I − A)(I + A)⁻¹; −2V(I + A)⁻¹]`.
 
     Pauli et al. (2023), "Lipschitz-bounded 1D convolutional neural networks using the Cayley transform". Orthogonal to
     1e-6 in float32 and 1e-14 in float64 for every finite input (I + A is always invertible). Rotations with an
-    eigenvalue −1 are approached, not reached.
+    eigenvalue −1 are approached, not reached. Of complex matrices, with Uᴴ and Vᴴ: unitary.
 
     >>> torch.testing.assert_close(cayley(torch.zeros(3, 2)), torch.eye(3, 2))
     """
     if w.shape[-2] < w.shape[-1]:
-        return cayley(w.mT).mT
+        return cayley(w.mH).mH
     w = _bounded(w)
     rows, size = w.shape[-2:]
     identity = torch.eye(size, dtype=w.dtype, device=w.device)
     if rows == size:
-        return _cleaned(2 * _inverse(identity + (w - w.mT)) - identity)
+        return _cleaned(2 * _inverse(identity + (w - w.mH)) - identity)
     u, v = w.split((size, rows - size), -2)
-    inverse = _inverse(identity + (u - u.mT) + v.mT @ v)  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
+    inverse = _inverse(identity + (u - u.mH) + v.mH @ v)  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
     return _cleaned(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
 
 

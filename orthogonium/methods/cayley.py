@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.rotations import cayley
 from orthogonium.methods.circle import CircleKernel, Grid, symbol
 from orthogonium.methods.kernel import Device, Raw, unit_groups
@@ -37,4 +36,4 @@ class CayleyKernel(CircleKernel):
         norm = torch.linalg.vector_norm(taps.flatten(1), dim=1)
         scale = raw[1] / torch.where(norm > 0, norm, torch.ones_like(norm))
         scaled = taps * scale.view(-1, *[1] * (taps.dim() - 1))
-        return on_complex(cayley, symbol(scaled, grid, g.stride))
+        return cayley(symbol(scaled, grid, g.stride))

@@ -21,7 +21,6 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import from_frequencies, to_frequencies, wrap_taps
 from orthogonium.kernels.phases import stack_phases, unstack_phases
-from orthogonium.linalg.evaluation import float64_is_cheap
 from orthogonium.methods.kernel import ConvKernel
 
 Grid = tuple[int, ...]
@@ -82,8 +81,6 @@ class CircleKernel(ConvKernel):
 
     def build_on(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The kernel for images of another size."""
-        if float64_is_cheap(raw[0]):
-            return self.build_on(grid, *(t.double() for t in raw)).to(raw[0].dtype)
         strides = self.geometry.stride
         taps = unstack_phases(self.taps(grid, *raw), strides)
         first = [n - m for n, m in zip(left_of(tuple(taps.shape[3:]), strides), self.ahead, strict=True)]

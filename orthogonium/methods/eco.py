@@ -21,7 +21,6 @@ from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import from_frequencies
-from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.rotations import exponential
 from orthogonium.methods.circle import CircleKernel, Grid, symbol
 from orthogonium.methods.kernel import Device
@@ -46,7 +45,7 @@ class ExplicitKernel(CircleKernel):
         """The symbol at the frequencies of the small circle, `grid`."""
         g = self.geometry
         m = symbol(raw[0].unflatten(0, (g.groups, -1)), grid, (1,) * g.dims)
-        return on_complex(exponential, m)[..., : g.group_out, : self.columns]
+        return exponential(m)[..., : g.group_out, : self.columns]
 
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The taps of the small circle, spread over the image."""

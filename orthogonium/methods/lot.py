@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from orthogonium.kernels import ConvGeometry, select_method
-from orthogonium.linalg.complex_matrices import on_complex
 from orthogonium.linalg.polar import polar
 from orthogonium.methods.aol import central_tap
 from orthogonium.methods.circle import CircleKernel, Grid, left_of, symbol
@@ -32,7 +31,7 @@ class PolarKernel(CircleKernel):
 
     def unitary(self, grid: Grid, *raw: Tensor) -> Tensor:
         g = self.geometry
-        return on_complex(polar, symbol(unit_groups(raw[0], g.groups)[0], grid, g.stride))
+        return polar(symbol(unit_groups(raw[0], g.groups)[0], grid, g.stride))
 
     def nearest(self, weight: Tensor) -> tuple[Tensor, ...] | None:
         """The taps themselves, if there are no others: the polar factor is the closest orthogonal kernel."""

@@ -1,10 +1,12 @@
-"""Functions of complex matrices by their real forms, against torch's complex arithmetic."""
+"""Functions of complex matrices: their values by torch's complex arithmetic, and their derivatives by real forms."""
 
 import pytest
 import torch
+from torch.func import vmap
 
-from orthogonium.linalg import cayley, exponential, polar
-from orthogonium.linalg.complex_matrices import complex_form, on_complex, real_form
+from orthogonium.errors import ShapeError
+from orthogonium.linalg import bjorck, cayley, cholesky, exponential, polar, qr
+from orthogonium.linalg.complex_matrices import complex_form, real_form
 from orthogonium.methods.bro import block_reflector
 
 
@@ -43,23 +45,77 @@ def _reflector(v):
     return torch.eye(v.shape[-2], dtype=v.dtype) - 2 * v @ torch.linalg.inv(v.mH @ v) @ v.mH
 
 
-FUNCTIONS = {
-    "polar": (polar, _polar),
-    "cayley": (cayley, _cayley),
-    "exponential": (exponential, _exponential),
-    "block reflector": (block_reflector, _reflector),
-}
+EXPECTED = {polar: _polar, cayley: _cayley, exponential: _exponential}
+SHAPES = [(2, 3, 3), (5, 2), (1, 1), (2, 5), (2, 2, 7), (7, 2)]
+
+functions = pytest.mark.parametrize("function", EXPECTED, ids=lambda f: f.__name__)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-SHAPES = [(2, 3, 3), (5, 2), (1, 1), (2, 5)]
+def through_real_form(function, w):
+    return complex_form(function(real_form(w)))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    # Reflectors have no more columns than rows.
-    [(n, shape) for n in FUNCTIONS for shape in SHAPES if n != "block reflector" or shape[-1] <= shape[-2]],
-)
-def test_functions_of_complex_matrices(name, shape):
-    function, expected = FUNCTIONS[name]
+@functions
+@shapes
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.complex128, 1e-10), (torch.complex64, 2e-6)], ids=str)
+def test_values(function, shape, dtype, tolerance):
     w = matrices(*shape)
-    torch.testing.assert_close(on_complex(function, w), expected(w), rtol=1e-10, atol=1e-10)
+    found = function(w.to(dtype))
+    assert found.dtype == dtype
+    w = w.to(dtype).to(torch.complex128)
+    torch.testing.assert_close(found.to(w.dtype), EXPECTED[function](w), rtol=0, atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+@functions
+@shapes
+def test_derivatives(function, shape):
+    w, v, u = (matrices(*shape) for _ in range(3))
+    w.requires_grad_()
+    found = []
+    for f in (function, lambda w: through_real_form(function, w)):
+        (first,) = torch.autograd.grad(f(w), w, v, create_graph=True)
+        found.append((first, *torch.autograd.grad(first, w, u), torch.func.jvp(f, (w.detach(),), (v,))[1]))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+
+
+@functions
+def test_derivatives_in_single_precision(function):
+    w, v = (matrices(4, 6, 6).to(torch.complex64) for _ in range(2))
+    found = [
+        torch.autograd.grad(function(x), x, v.to(x.dtype))[0]
+        for x in (w.requires_grad_(), w.detach().to(torch.complex128).requires_grad_())
+    ]
+    torch.testing.assert_close(found[0].to(torch.complex128), found[1], rtol=0, atol=1e-5 * found[1].abs().max().item())
+
+
+@functions
+def test_batches_of_functions_and_gradients(function):
+    w, v = matrices(3, 4, 4).requires_grad_(), matrices(5, 3, 4, 4)
+    y = function(w)
+    torch.testing.assert_close(vmap(function)(w), y)
+    each = torch.stack([torch.autograd.grad(y, w, g, retain_graph=True)[0] for g in v])
+    torch.testing.assert_close(torch.autograd.grad(y, w, v, is_grads_batched=True)[0], each)
+
+
+@functions
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_any_scale(function, scale):
+    if function is polar and not scale:
+        pytest.skip("Zero has no polar factor.")
+    w = function(scale * matrices(2, 4, 4))
+    torch.testing.assert_close(w @ w.mH, torch.eye(4, dtype=w.dtype).expand(2, 4, 4), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [cholesky, qr, bjorck])
+def test_functions_of_real_matrices_alone_say_so(function):
+    with pytest.raises(ShapeError, match="floating point"):
+        function(matrices(3, 3))
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] <= shape[-2]], ids=str)
+def test_block_reflectors_by_the_real_form(shape):
+    v = matrices(*shape)
+    torch.testing.assert_close(through_real_form(block_reflector, v), _reflector(v), rtol=1e-10, atol=1e-10)

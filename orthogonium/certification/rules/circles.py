@@ -49,14 +49,17 @@ def _fourier_rounding(
     coarse = tuple(n // s for n, s in zip(sizes, stride, strict=True))
     units = 4 * sum((p + 4) * math.sqrt(p) for m in coarse for p in _primes(m))
     transform = units * unit
-    computed, exact = (symbol_of(weight.to(t), stride, groups, coarse).double() for t in (dtype, torch.float64))
+    symbols = (symbol_of(weight.to(t), stride, groups, coarse) for t in (dtype, torch.float64))
+    computed, exact = (s.to(torch.complex128) for s in symbols)
     # The matrices as they are computed, which the same numbers make again; those of float64 are off by less than the
     # last.
     spread = math.sqrt(2 * math.prod(sizes)) * float(torch.linalg.vector_norm(weight.double()))
     off = 2 * float(torch.linalg.matrix_norm(computed - exact).amax()) + units * unit_roundoff(torch.float64) * spread
-    rows, columns = exact.abs().sum(-1).amax(-1), exact.abs().sum(-2).amax(-1)
+    # Real and imaginary part of each entry of the product are sums of two real products for each channel.
+    parts = exact.real.abs() + exact.imag.abs()
+    rows, columns = parts.sum(-1).amax(-1), parts.sum(-2).amax(-1)
     absolute = float((rows * columns).amax().sqrt()) * (1 + 1e-12)
-    terms = max(exact.shape[-2:]) + 1
+    terms = 2 * max(exact.shape[-2:]) + 1
     product = sum_roundoff(terms, unit, factors) * absolute + off
     pixels = math.prod(coarse)
     lost = terms * pixels * underflow(dtype) * math.sqrt(call.output[0].numel() if len(call.output) else 1)

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
 from orthogonium.kernels.circle import from_frequencies, to_frequencies
 from orthogonium.kernels.phases import stack_phases, unstack_phases
 from orthogonium.layers.whole import as_a_whole
-from orthogonium.linalg.complex_matrices import real_form
-from orthogonium.linalg.evaluation import autocasts
 from orthogonium.methods.circle import Grid, symbol
 
 
-def symbol_of(weight: Tensor, stride: Grid, groups: int, grid: Grid) -> Tensor:
-    """The real matrices by which a convolution multiplies each frequency: `(*half, g, 2·out, 2·in·∏s)`."""
-    return real_form(symbol(weight.unflatten(0, (groups, -1)), grid, stride), conjugate=True)
+def symbol_of(weight: Tensor, stride: Grid, groups: int, grid: Grid) -> Tensor:  # → (*half, g, out, in·∏s)
+    """The symbol of a weight; a convolution multiplies each frequency by its conjugate."""
+    return symbol(weight.unflatten(0, (groups, -1)), grid, stride)
 
 
 def _widened(x: Tensor) -> Tensor:
     """In float32 or better: CPUs have no Fourier transform in lower precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _multiply(matrices: Tensor, x: Tensor) -> Tensor:  # (*half, g, 2m, 2n), complex (*half, g, n, b) → (*half, g, m, b)
-    # Both parts of each channel; `view_as_real` would need gradients with strides that single images do not have.
-    pairs = torch.stack([x.real, x.imag], -2).flatten(-3, -2)
-    # Frequencies differ by orders of magnitude: autocast would lose the weak ones.
-    with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
-        product = matrices @ pairs
-    return torch.complex(*product.unflatten(-2, (-1, 2)).unbind(-2))
 
 
 @as_a_whole
@@ -50,6 +37,7 @@ def convolve_frequencies(
     dims, grid = len(stride), phases.shape[3:]
     matrices = symbol_of(_widened(weight), stride, groups, grid)
     images = to_frequencies(phases, dims).movedim(dims, -1)  # (*half, g, in·∏s or out, b)
-    product = _multiply(matrices.mT if adjoint else matrices, images)
+    # Frequencies differ by orders of magnitude: rounding of real numbers by autocast would lose the weak ones.
+    product = (matrices.mT if adjoint else matrices.conj()) @ images
     y = from_frequencies(product.movedim(-1, dims), grid)
     return (unstack_phases(y, stride) if adjoint else y).flatten(1, 2)
