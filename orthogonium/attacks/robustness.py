@@ -149,6 +149,11 @@ def break_certificates(
     radii = torch.as_tensor(radii, dtype=torch.float64, device=images.device).detach()
     if radii.shape != images.shape[:1]:
         raise ShapeError(f"One radius per input is needed: got {tuple(radii.shape)} for {len(images)} inputs.")
+    if radii.isnan().any():
+        raise ParameterError(
+            f"{int(radii.isnan().sum())} of {len(radii)} radii are NaN: they are no certificates that could hold. Look "
+            "for NaN in the logits or in the bound that they come from."
+        )
     attacked = radii > 0
     reach = finite_radii(images, fraction * radii)
     nearest, points = torch.full_like(radii, math.inf), images.clone()

@@ -176,6 +176,8 @@ def test_bad_arguments():
         break_certificates(model, x, labels, exact, fraction=1.5)
     with pytest.raises(ShapeError, match="radius per input"):
         break_certificates(model, x, labels, exact[:4])
+    with pytest.raises(ParameterError, match="1 of 30 radii are NaN"):
+        break_certificates(model, x, labels, torch.where(exact == exact.max(), math.nan, exact))
     with pytest.raises(TypeError, match="step"):
         break_certificates(model, x, labels, exact, step=3)
     for name in ("steps", "restarts", "batch_size"):
