@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from orthogonium.annotations import as_int
 from orthogonium.class_param import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import (
@@ -83,12 +84,12 @@ def one_of(table: dict[str, Any], name: str, what: str) -> Any:
 
 def check_image_shape(model: str, image_shape: Sequence[int], n_classes: int) -> ImageShape:
     """The shape as a tuple of three positive integers."""
-    shape = tuple(image_shape)
+    shape = tuple(map(as_int, image_shape))
     if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ParameterError(
             f"{model}: image_shape is (channels, height, width), e.g. (3, 32, 32): got {image_shape!r}."
         )
-    if not isinstance(n_classes, int) or n_classes < 1:
+    if not isinstance(as_int(n_classes), int) or n_classes < 1:
         raise ParameterError(f"{model}: n_classes must be a positive integer, got {n_classes!r}.")
     return shape
 
