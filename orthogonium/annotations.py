@@ -1,7 +1,8 @@
-"""Check values that come from JSON or a command line against type annotations."""
+"""Check values against types: whole numbers of any kind, and what comes from JSON or a command line."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -14,6 +15,19 @@ _WORDS = {
     bool: ("true or false", "true or false"),
     NoneType: ("null", "null"),
 }
+
+
+def as_int(value: Any) -> Any:
+    """A whole number of another type (of numpy, or a tensor) as an int, and anything else, bools included, as it is.
+
+    >>> from orthogonium.annotations import as_int
+    >>> as_int(torch.tensor(8)), as_int("same")
+    (8, 'same')
+    """
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -32,6 +32,8 @@ def check_digits(call: Call, effects: Any, own: torch.dtype) -> None:
     if isinstance(first, Tracked) and (first.constant or not floating):
         return
     output = call.first_output
+    if output.is_complex():
+        raise NoBound("No bound of complex numbers is known.", "Keep real and imaginary parts apart, as real tensors.")
     if not output.is_floating_point():
         raise NoBound("Its output jumps from integer to integer.", "Keep values in floating point.")
     finest = min((torch.finfo(x.dtype).eps for x in floating), default=math.inf)

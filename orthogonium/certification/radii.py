@@ -50,14 +50,22 @@ def check_logits(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def values_known(labels: Tensor) -> bool:
+    """Whether code may look at the values: not while compilers or `vmap` trace, and not where it stalls the device."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return all(level.key() != torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 def check_indices(logits: Tensor, labels: Tensor) -> None:
-    """Check one class index per row. Values are only checked on the CPU: elsewhere that would stall the device."""
+    """Check one class index per row."""
     if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.is_complex():
         raise ShapeError(
             f"Labels of logits {tuple(logits.shape)} are {logits.shape[0]} class indices: got shape "
             f"{tuple(labels.shape)} of {labels.dtype}. For one-hot labels use labels.argmax(dim=1)."
         )
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+    if values_known(labels):
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= logits.shape[1]:
             raise ShapeError(

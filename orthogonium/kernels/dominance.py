@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from orthogonium.annotations import as_int
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.kernels.fourier import gram, hermitian_taps, symbol, symmetric_symbol
 
@@ -141,7 +142,7 @@ def group_gram_diagonal(
 
 def check_steps(niter: int, name: str, kind: str = "AOL steps", least: int = 1) -> None:
     """Reject a number of steps below `least`."""
-    if not isinstance(niter, int) or niter < least:
+    if not isinstance(as_int(niter), int) or niter < least:
         raise ParameterError(
             f"{name}: niter, the number of {kind}, must be an integer of at least {least}, got {niter!r}."
         )

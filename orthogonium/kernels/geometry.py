@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from orthogonium.annotations import as_int
 from orthogonium.errors import GeometryError
 
 Size = int | Sequence[int]
@@ -28,7 +29,7 @@ Size = int | Sequence[int]
 
 def to_tuple(value: Size, dims: int, name: str, minimum: int = 1) -> tuple[int, ...]:
     """A size for each axis."""
-    sizes = tuple(value) if isinstance(value, Sequence) else (value,) * dims
+    sizes = tuple(map(as_int, value)) if isinstance(value, Sequence) else (as_int(value),) * dims
     if len(sizes) == 1 and dims > 1:
         sizes = sizes * dims
     if len(sizes) != dims or not all(isinstance(v, int) and v >= minimum for v in sizes):
@@ -95,6 +96,7 @@ class ConvGeometry:
         groups: int = 1,
     ) -> ConvGeometry:
         """Validate the sizes and make them tuples."""
+        in_channels, out_channels, groups = map(as_int, (in_channels, out_channels, groups))
         if not isinstance(groups, int) or groups < 1:
             raise GeometryError(f"groups must be an integer of at least 1, got {groups!r}.")
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from orthogonium.annotations import as_int
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.parametrization import Constrained, Packing, constrain
@@ -77,5 +78,5 @@ class DenseBlock(LipschitzBlock):
 def check_sizes(name: str, **sizes: int) -> None:
     """Reject sizes that are not positive integers."""
     for key, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(as_int(size), int) or size < 1:
             raise ParameterError(f"{name}: {key} must be a positive integer, got {size!r}.")

@@ -63,7 +63,7 @@ def _make(
     refused = [name for name in options if name not in accepted]
     refused += [name for name in arguments if name not in accepted and arguments[name] != declared[name].default]
     if refused:
-        others = ", ".join(name for name in inspect.signature(cls).parameters if name not in arguments) or "nothing"
+        others = ", ".join(sorted(accepted - set(arguments) - set(declared))) or "nothing"
         raise ParameterError(
             f"The layer {cls.__name__} of method {method!r} does not take {', '.join(refused)}. "
             f"Beside the arguments of torch it takes: {others}."

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from orthogonium.annotations import as_int
 from orthogonium.errors import GeometryError, ParameterError, ShapeError
 
 LinearMap = Callable[[Tensor], Tensor]
@@ -16,7 +17,7 @@ LinearMap = Callable[[Tensor], Tensor]
 def require_positive(**sizes: int) -> None:
     """Refuse sizes that are not positive integers, naming the argument."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(as_int(size), int) or size < 1:
             raise ParameterError(
                 f"{name} must be a positive integer, got {size!r}. The published method knows square kernels and "
                 "equal strides only: pass one int."

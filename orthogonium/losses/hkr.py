@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orthogonium.certification.radii import values_known
 from orthogonium.errors import NumericalWarning, ShapeError, warn
 from orthogonium.losses.targets import (
     Loss,
@@ -55,10 +56,10 @@ def _binary(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         )
     scores = scores.reshape(-1, 1).to(torch.promote_types(scores.dtype, torch.float32))
     p = labels.reshape(-1, 1).to(scores.dtype)
-    if p.device.type == "cpu" and not torch.compiler.is_compiling() and ((p < 0) & (p != -1) | (p > 1)).any():
+    if values_known(p) and ((p < 0) & (p != -1) | (p > 1)).any():
         raise ShapeError("Binary labels are 0 and 1, −1 and 1, or probabilities in [0, 1]: got other values.")
     p = torch.where(p < 0, 0.0, p)
-    if p.device.type == "cpu" and not torch.compiler.is_compiling() and len(p) and (p == p[0]).all() and p[0] in (0, 1):
+    if values_known(p) and (p == p[0]).all() and p[0] in (0, 1):
         warn(
             f"All {len(p)} labels are {'positive' if p[0] else 'negative'}: the other class has no mean, and KR is "
             "that of one class alone, which moves all scores one way. Use larger or stratified batches.",

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orthogonium.certification.radii import Head, check_head, check_indices, check_logits
+from orthogonium.certification.radii import Head, check_head, check_indices, check_logits, values_known
 from orthogonium.errors import ParameterError, ShapeError
 
 Reduction = Literal["mean", "sum", "none"]
@@ -79,7 +78,7 @@ def check(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     logits = check_logits(logits)
     if labels.shape == logits.shape:
         probabilities = labels.to(logits.dtype)
-        if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        if values_known(labels):
             rows = probabilities.sum(dim=1)
             if probabilities.min() < 0 or (rows - 1).abs().max() > 1e-3:
                 raise ShapeError(
@@ -93,7 +92,9 @@ def check(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def as_probabilities(labels: Tensor, logits: Tensor, smoothing: float = 0.0) -> Tensor:
     """Checked labels as (n, classes), moved by `smoothing` towards the uniform distribution."""
-    one_hot = labels if labels.dim() == 2 else F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    classes = torch.arange(logits.shape[1], device=labels.device)
+    # F.one_hot reads the labels, which `vmap` does not allow.
+    one_hot = labels if labels.dim() == 2 else (labels.unsqueeze(1) == classes).to(logits.dtype)
     return (1 - smoothing) * one_hot + smoothing / logits.shape[1] if smoothing else one_hot
 
 

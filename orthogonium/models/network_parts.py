@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from orthogonium.annotations import as_int
 from orthogonium.class_param import ClassParam
 from orthogonium.errors import ParameterError
 from orthogonium.layers import (
@@ -39,7 +40,9 @@ from orthogonium.layers import (
     SDPBasedLipschitzDense,
     UnitNormLinear,
 )
+from orthogonium.layers.block import LipschitzBlock
 from orthogonium.layers.conv.base import ConstrainedConvNd
+from orthogonium.layers.lipschitz import layer_class
 from orthogonium.methods import METHODS
 from orthogonium.models.input_normalization import InputNormalization
 
@@ -83,12 +86,12 @@ def one_of(table: dict[str, Any], name: str, what: str) -> Any:
 
 def check_image_shape(model: str, image_shape: Sequence[int], n_classes: int) -> ImageShape:
     """The shape as a tuple of three positive integers."""
-    shape = tuple(image_shape)
+    shape = tuple(map(as_int, image_shape))
     if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ParameterError(
             f"{model}: image_shape is (channels, height, width), e.g. (3, 32, 32): got {image_shape!r}."
         )
-    if not isinstance(n_classes, int) or n_classes < 1:
+    if not isinstance(as_int(n_classes), int) or n_classes < 1:
         raise ParameterError(f"{model}: n_classes must be a positive integer, got {n_classes!r}.")
     return shape
 
@@ -133,10 +136,14 @@ def layer_of(factory: Factory) -> Factory:
     return factory
 
 
-def _is_ours(conv: Factory) -> bool:
-    """Whether these are our convolutions, which take "same" with any stride (and for the grown kernel of SOC)."""
+def _whole_image(conv: Factory, kernel_size: int, stride: int) -> int | str:
+    """Padding that gives `⌈size/stride⌉` pixels.
+
+    Our convolutions and blocks take "same" with any stride (and for the grown kernel of SOC), others only integers.
+    """
     made = layer_of(conv)
-    return isinstance(made, type) and issubclass(made, ConstrainedConvNd)
+    ours = isinstance(made, type) and issubclass(made, ConstrainedConvNd | LipschitzBlock)
+    return "same" if ours else same_padding(kernel_size, stride)
 
 
 @dataclass(frozen=True)
@@ -213,8 +220,9 @@ class Parts:
         given = {name: value for name, value in options.items() if value is not None}
         if self.conv is None:
             method = self._method_for(cin, cout, stride)
-            return LipschitzConv2d(cin, cout, kernel_size, stride, method=method, **given)
-        padding = "same" if _is_ours(self.conv) else same_padding(kernel_size, stride)
+            padding = _whole_image(layer_class(METHODS[method].conv[2]), kernel_size, stride)
+            return LipschitzConv2d(cin, cout, kernel_size, stride, padding, method=method, **given)
+        padding = _whole_image(self.conv, kernel_size, stride)
         return self.conv(cin, cout, kernel_size=kernel_size, stride=stride, padding=padding, **given)
 
     def _method_for(self, cin: int, cout: int, stride: int) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.models.origin import as_data, build
-from orthogonium.models.registry import find
+from orthogonium.models.registry import REGISTRY, find
 from orthogonium.models.weight_files import check_fit, read_state, write_state
 
 FOLDER = Path(__file__).parent / "weights"
@@ -92,7 +92,11 @@ def choose(
     if name in known:
         candidates = [known[name]]
     else:
-        find(name)  # not a model either: the error lists those there are
+        if name not in REGISTRY:
+            models = ", ".join(sorted(REGISTRY))
+            raise ParameterError(
+                f"There is no model {name!r}, nor weights of this name. Trained: {listing}. Models: {models}."
+            )
         candidates = [p for p in known.values() if p.model == name]
     if not candidates:
         raise ParameterError(f"There are no trained weights for model {name!r}. Trained: {listing}.")

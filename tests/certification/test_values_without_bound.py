@@ -65,3 +65,10 @@ def test_the_audit_reports_what_secants_refute(monkeypatch):
     monkeypatch.setitem(SLOPES, torch.ops.aten.sin.default, (fixed(0.0, 0.25), 0.0))  # a rule that is wrong
     report = audit(Fn(torch.sin), (3,))
     assert math.isinf(report.lipschitz_bound) and "moved apart" in report.warnings[-1]
+
+
+def test_complex_numbers_are_named():
+    spectrum = Fn(lambda x: torch.fft.irfft(0.5 * torch.fft.rfft(x)))
+    with pytest.raises(UnboundedError, match="mul: No bound of complex numbers is known") as caught:
+        lipschitz_bound(nn.Sequential(nn.Linear(4, 4), spectrum).eval(), (4,))
+    assert "integer" not in str(caught.value)

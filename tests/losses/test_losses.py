@@ -232,3 +232,16 @@ def test_soft_hkr_survives_empty_and_infinite_batches():
     loss(logits * float("nan"), labels)
     assert torch.equal(loss.mean, before)
     assert torch.isfinite(loss(logits, labels))
+
+
+@pytest.mark.parametrize("name", MULTICLASS)
+def test_gradients_for_each_sample(name):
+    logits, labels = batch()
+    loss = MULTICLASS[name]().eval()  # in training, SoftHKR keeps a mean over batches
+
+    def single(row, label):
+        return loss(row[None], label[None])
+
+    alone = torch.stack([torch.func.grad(single)(*pair) for pair in zip(logits, labels, strict=True)])
+    together = torch.func.vmap(torch.func.grad(single))(logits, labels)
+    torch.testing.assert_close(together, alone)

@@ -65,10 +65,28 @@ def test_layers_that_hand_their_arguments_on_take_those_of_their_bases():
     try:
         layer = LipschitzConv2d(2, 4, 3, stride=2, bias=False, method="hands on")
         assert isinstance(layer, HandsOn) and layer.stride == (2, 2) and layer.bias is None
-        with pytest.raises(ParameterError, match="does not take nosuch"):
+        with pytest.raises(ParameterError, match=r"does not take nosuch.*it takes: lipschitz, niter\."):
             LipschitzConv2d(2, 4, 3, method="hands on", nosuch=1)
     finally:
         del METHODS["hands on"]
+
+
+def test_classes_that_know_no_padding_same_with_a_stride_make_networks():
+    """`nn.Conv2d` and its subclasses refuse padding="same" with a stride."""
+
+    class Taps(nn.Conv2d):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.weight.data /= self.weight[0].numel()
+
+    register_method(Method("taps", "Nobody 2026", "lipschitz", "circular or zeros", "c³", conv={2: Taps}))
+    try:
+        for name, options in (("aocnet_tiny", {}), ("lip_resnet_tiny", {"depths": (1, 1)})):
+            model = create_model(name, (1, 8, 8), widths=(8, 16), method="taps", **options)
+            assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+            assert {layer.stride for layer in model.modules() if isinstance(layer, Taps)} == {(1, 1), (2, 2)}
+    finally:
+        del METHODS["taps"]
 
 
 def test_what_is_wrong_is_refused(half):

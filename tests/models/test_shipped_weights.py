@@ -5,6 +5,7 @@ import torch
 
 from orthogonium import certify, lipschitz_bound
 from orthogonium.data import load_dataset, unit_pixels
+from orthogonium.errors import ParameterError
 from orthogonium.models import create_model, describe_pretrained, list_models, shipped_weights
 
 SHIPPED = ("aocnet_tiny_cifar10", "aocnet_tiny_digits")
@@ -51,3 +52,8 @@ def test_another_number_of_classes_gets_a_new_head(name):
     other = create_model(name, pretrained=True, n_classes=5)
     assert not torch.equal(model(x), other(x))  # the head is random
     assert torch.equal(create_model(name, pretrained=True, n_classes=found.n_classes)(x), trained(x))
+
+
+def test_a_name_that_is_neither_a_model_nor_weights_is_answered_with_both_lists():
+    with pytest.raises(ParameterError, match=r"nor weights of this name\. Trained: .*aocnet_tiny_digits.*Models: aoc"):
+        create_model("aocnet_tiny_digit", pretrained=True)

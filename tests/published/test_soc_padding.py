@@ -23,7 +23,8 @@ def sizes(layer, size=16):
 # kernel, stride, padding, size: an image of 16 pixels in 0.0.4, where a 3×3 kernel grew to 7×7
 PUBLISHED = [
     (3, 1, 3, 16), (3, 1, 1, 12), (3, 1, 0, 10), (5, 1, 6, 16), (1, 1, 0, 16), (2, 2, 0, 8), (3, 2, 3, 8), (3, 2, 1, 6),
-    (4, 2, 3, 8), (3, 1, "same", 16), (3, 1, "valid", 10), (3, 2, "valid", 5),
+    (4, 2, 3, 8), (3, 1, "same", 16), (3, 1, "valid", 10), (3, 2, "valid", 5), (5, 2, 3, 8), (5, 2, 0, 5), (7, 2, 6, 8),
+    (6, 3, 3, 5), (7, 4, 3, 4), (9, 2, 9, 8), ((5, 3), 2, 3, 8),
 ]  # fmt: skip
 
 
@@ -53,6 +54,9 @@ def test_images_are_kept_at_the_published_order_and_at_the_own(order, padding):
         (3, 2, 3, 1, 33),
         (4, 2, 3, 0, 32),
         (5, 1, 6, 0, 16),
+        (5, 2, 3, 0, 32),
+        (7, 2, 6, 0, 32),
+        (6, 3, 3, 1, 49),
     ],
 )
 @pytest.mark.parametrize("order", [3, 4])

@@ -120,7 +120,8 @@ class ConstrainedConv(ConstrainedConvNd):
     ) -> None:
         g = kernel.weight_geometry
         border = Border.of(g, padding, padding_mode)
-        own_padding = 0 if border.same and g.is_strided else padding  # torch refuses "same" with stride: the layer pads
+        amount = 0 if border.same and g.is_strided else padding  # torch refuses "same" with stride: the layer pads
+        own_padding = amount if isinstance(amount, str) else to_tuple(amount, self.dims, "padding", minimum=0)
         sizes: Any = g.in_channels, g.out_channels, g.kernel_size, g.stride, own_padding, g.dilation, g.groups
         others: Any = bias, padding_mode, device, dtype
         super().__init__(*sizes, *others)  # of the torch class
@@ -195,7 +196,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
                 f"padding='same' already determines the output size; got output_padding={extra}. Pass output_size to "
                 "the call instead."
             )
-        torch_padding = 0 if isinstance(padding, str) else padding
+        torch_padding = 0 if isinstance(padding, str) else to_tuple(padding, self.dims, "padding", minimum=0)
         sizes: Any = g.out_channels, g.in_channels, g.kernel_size, g.stride, torch_padding, extra, g.groups
         others: Any = bias, g.dilation, "zeros", device, dtype
         super().__init__(*sizes, *others)  # of the torch class

@@ -8,6 +8,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
+from orthogonium.annotations import as_int
 from orthogonium.errors import ParameterError
 from orthogonium.spectral import geometry_of
 from orthogonium.spectral.stable_rank import full_rank_share, gram_norms
@@ -96,6 +97,7 @@ def get_conv_sv(
         )
     weight = conv.weight.detach() if detach else conv.weight
     conv = conv.with_weight(weight if device is None else weight.to(device))
+    imsize = as_int(imsize)
     size = (imsize,) * len(conv.stride) if isinstance(imsize, int) else imsize
     sigma = gram_norms(conv, size, n_iter)
     if not return_stab_rank:

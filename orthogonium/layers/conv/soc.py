@@ -4,6 +4,7 @@ Note [Padding of a grown kernel]
 The kernel grows with the order of the series, but image sizes should not depend on how exact a layer is. So integers
 given as `padding` are relative to a size that does not grow: that of order 3, 7×7 for a 3×3 kernel, as in 0.0.4
 (`padding_to="series"`), or the requested one, as in torch (`padding_to="kernel"`; the layers named by method do that).
+0.0.4 took one tap from a strided K of even size greater than 2 (8×8 for a 5×5 kernel with stride 2) where we add one.
 The layer adds half of the extra kernel size to each side. If that is odd, the strided sizes of torch still come out if
 images are to keep their size (`padding = (k − 1)/2`: "same"), or with one pixel more or less of `output_padding`;
 otherwise the padding is refused. An integer that keeps the image size at the layer's own order is accepted, too.
@@ -36,8 +37,7 @@ def _padding_of_grown(
     if padding_to not in ("series", "kernel"):
         raise ParameterError(f"padding_to is 'series' or 'kernel', got {padding_to!r}.")
     g, own, convolves = kernel.geometry, kernel.kernel_size, output_padding is None
-    order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
-    seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
+    seen = g.kernel_size if padding_to == "kernel" else _published_size(kernel)
     outputs: Size = 0 if output_padding is None else output_padding
     padding = 0 if padding == "valid" else padding
     if isinstance(padding, str):
@@ -59,6 +59,14 @@ def _padding_of_grown(
     outputs = tuple(o if n % 2 == 0 else o - 1 if o else 1 for n, o in zip(extra, given, strict=True))
     axes = zip(amount, extra, given, outputs, strict=True)
     return tuple(p + (n + output - o) // 2 for p, n, o, output in axes), outputs
+
+
+def _published_size(kernel: SkewExponentialKernel) -> tuple[int, ...]:
+    """The size that 0.0.4 gave to the kernel. Note [Padding of a grown kernel]."""
+    axes = zip(kernel.geometry.kernel_size, kernel.rko_size, strict=True)
+    unrounded = [(k - e + 1, e) for k, e in axes]
+    skew = tuple(n - 1 if e > 1 and n > 2 and n % 2 == 0 else n + 1 - n % 2 for n, e in unrounded)
+    return tuple(n + e - 1 for n, (_, e) in zip(grown_size(skew, 3), unrounded, strict=True))
 
 
 def _keeps_image(g: ConvGeometry, padding: Sequence[int], sizes: tuple[int, ...]) -> bool:
