@@ -92,9 +92,8 @@ def check(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def as_probabilities(labels: Tensor, logits: Tensor, smoothing: float = 0.0) -> Tensor:
     """Checked labels as (n, classes), moved by `smoothing` towards the uniform distribution."""
-    classes = torch.arange(logits.shape[1], device=labels.device)
-    # F.one_hot reads the labels, which `vmap` does not allow.
-    one_hot = labels if labels.dim() == 2 else (labels.unsqueeze(1) == classes).to(logits.dtype)
+    # F.one_hot reads the labels, which `vmap` does not allow; like it, `scatter` accepts no others than classes.
+    one_hot = labels if labels.dim() == 2 else torch.zeros_like(logits).scatter(1, labels.unsqueeze(1), 1.0)
     return (1 - smoothing) * one_hot + smoothing / logits.shape[1] if smoothing else one_hot
 
 
