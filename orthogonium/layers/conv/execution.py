@@ -279,7 +279,7 @@ def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Seque
     """The adjoint of `_convolve_padded`, without bias: from the windows of an image of size `padded`."""
     g, border = layer.geometry, layer.border
     y = CONV_TRANSPOSE[g.dims](x, layer.weight_of(source), None, g.stride, 0, 0, g.groups, g.dilation)
-    y = zero_extend(y, [0] * g.dims, [n - m for n, m in zip(padded, y.shape[-g.dims :], strict=True)])
+    y = zero_extend(y, [n - m for n, m in zip(padded, y.shape[-g.dims :], strict=True)])
     return unwrap(y, border.left, border.right)
 
 
