@@ -101,10 +101,10 @@ class ThinKernel(OrthogonalKernel):
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
         """The factors and the remaining kernel: Note [Peeling]."""
-        g, counts = self.geometry, tuple(k - 1 for k in self.plan.bcop_size)
-        eps, ranks = torch.finfo(weight.dtype).eps, tuple(self.rank(axis) for axis in range(g.dims))
+        g, eps = self.geometry, torch.finfo(weight.dtype).eps
+        ranks = tuple(self.rank(axis) for axis in range(g.dims))
         kernels = weight.double().reshape(g.groups, g.group_out, *weight.shape[1:]).transpose(1, 2)
-        peeled = [peel(x, counts, eps, ranks) for x in kernels]
+        peeled = [peel(x, self.plan.bcop_size, eps, ranks) for x in kernels]
         bases = [torch.stack([torch.stack(own[a]) for own, _ in peeled]) for a in self.axes]
         matrix = torch.stack([rest for _, rest in peeled]).transpose(1, 2).reshape(self.raw_shapes[-1])
         return tuple(raw.to(weight.dtype).contiguous() for raw in (*bases, matrix))
