@@ -27,11 +27,15 @@ def kind(kernel: Kernel) -> Hashable | None:
     return None if "build" in vars(kernel) or _is_altered(kernel) else _describe(kernel)
 
 
+def has_hooks(part: nn.Module) -> bool:
+    """Whether hooks of the module itself may change what it does."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
 def _is_altered(part: nn.Module) -> bool:
     """Whether the module or one of its parts has hooks, or a `forward` of its own."""
-    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-        return True
-    return "forward" in vars(part) or any(_is_altered(p) for p in part._modules.values() if p is not None)
+    altered = has_hooks(part) or "forward" in vars(part)
+    return altered or any(_is_altered(p) for p in part._modules.values() if p is not None)
 
 
 def _describe(part: nn.Module) -> Hashable | None:
