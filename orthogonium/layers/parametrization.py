@@ -32,8 +32,8 @@ from orthogonium.errors import ConstraintError, ShapeError
 from orthogonium.layers.eval_cache import Kept
 from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
-from orthogonium.linalg.evaluation import full_precision, has_values, waits
-from orthogonium.methods.batches import build_stacked, has_hooks
+from orthogonium.linalg.evaluation import full_precision, has_hooks, has_values, waits
+from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel, Raw, as_tuple
 
 _MOST_KEPT = 4  # weights of one layer, for images of several sizes
@@ -112,7 +112,7 @@ class Constraint(nn.Module):
     @property
     def is_as_written(self) -> bool:
         """Whether weights are built as this class does, by no subclass and no method of the instance."""
-        return type(self) is Constraint and _METHODS.isdisjoint(vars(self))
+        return type(self) is Constraint and _REPLACEABLE.isdisjoint(vars(self))
 
     def supplied(self, raw: Raw) -> Tensor | None:
         """What has been built of these raw parameters beforehand, if anything."""
@@ -213,7 +213,7 @@ class Constraint(nn.Module):
         return {**self.__dict__, "_kept": None, "supply": None}  # copies and pickles build their own
 
 
-_METHODS = frozenset(name for name, value in vars(Constraint).items() if callable(value))
+_REPLACEABLE = frozenset(name for name, value in vars(Constraint).items() if callable(value))
 Own = TypeVar("Own", bound=nn.Module)
 Source = tuple[Constraint, Raw]  # of a weight: its constraint and raw parameters
 

@@ -100,6 +100,11 @@ def float64_is_cheap(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
+def has_hooks(part: torch.nn.Module) -> bool:
+    """Whether hooks of the module itself may change what it does."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
 # ── precision ──
 
 

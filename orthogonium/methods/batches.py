@@ -19,17 +19,13 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry
+from orthogonium.linalg.evaluation import has_hooks
 from orthogonium.methods.kernel import Kernel
 
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
     return None if "build" in vars(kernel) or _is_altered(kernel) else _describe(kernel)
-
-
-def has_hooks(part: nn.Module) -> bool:
-    """Whether hooks of the module itself may change what it does."""
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
 def _is_altered(part: nn.Module) -> bool:
