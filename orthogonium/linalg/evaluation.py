@@ -142,6 +142,11 @@ def _to(result: Output, dtype: torch.dtype) -> Output:
     return result.to(dtype) if isinstance(result, Tensor) else tuple(t.to(dtype) for t in result)
 
 
+def widened(x: Tensor) -> Tensor:
+    """`x` in float32 or better, where half precision would lose what a layer promises."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def full_precision_backward(backward: Function) -> Function:
     """Run the `backward` of an autograd function outside autocast, wherever it is called from."""
 
