@@ -78,14 +78,14 @@ class ThinKernel(OrthogonalKernel):
         """Random bases and a random matrix, in random subspaces. Note [Thin beginnings]."""
         *bases, (g, m, width) = self.raw_shapes
         c, volume = self.channels, width // self.channels
-        exact = torch.promote_types(dtype, torch.float32)
-        space = random_orthogonal((g, 2 * max(r for _, _, r, _ in bases), c), device, exact, generator)
+        wide = torch.promote_types(dtype, torch.float32)
+        space = random_orthogonal((g, 2 * max(r for _, _, r, _ in bases), c), device, wide, generator)
         raw = []
         for groups, count, r, _ in bases:
-            own = random_orthogonal((groups, count, r, 2 * r), device, exact, generator)
+            own = random_orthogonal((groups, count, r, 2 * r), device, wide, generator)
             raw.append(own @ space[:, None, : 2 * r])
         inner = 2 * bases[-1][2]
-        matrix = random_orthogonal((g, m, inner * volume), device, exact, generator).view(g, m, inner, volume)
+        matrix = random_orthogonal((g, m, inner * volume), device, wide, generator).view(g, m, inner, volume)
         raw.append(torch.einsum("gmiv,gic->gmcv", matrix, space[:, :inner]).reshape(g, m, width))
         return tuple(t.to(dtype).contiguous() for t in raw)
 
