@@ -72,8 +72,7 @@ class SkewExponentialKernel(ConvKernel):
         self.has_rko = math.prod(plan.rko_size) > 1
         self.skew_size = tuple(k + 1 - k % 2 for k in plan.bcop_size)
         self.rko_size = plan.rko_size
-        grown = grown_size(self.skew_size, order)
-        self.kernel_size = tuple(n + e - 1 for n, e in zip(grown, plan.rko_size, strict=True))
+        self.kernel_size = self.size_of_order(order)
         # Channels that the skew kernel mixes, and how many of its inputs are kept.
         self.channels, self.columns = (plan.inner_channels, ci) if self.has_rko else (max(ci, co), min(ci, co))
         self.trainable = self.has_rko or self.channels > 1 or math.prod(self.skew_size) > 1
@@ -87,6 +86,10 @@ class SkewExponentialKernel(ConvKernel):
     def weight_geometry(self) -> ConvGeometry:
         """The geometry with the size of the exponential: Note [Sizes]."""
         return replace(self.geometry, kernel_size=self.kernel_size)
+
+    def size_of_order(self, order: int) -> tuple[int, ...]:
+        """The size of the kernel if the series is cut after this order: Note [Sizes]."""
+        return tuple(n + e - 1 for n, e in zip(grown_size(self.skew_size, order), self.rko_size, strict=True))
 
     def initial(self, device: Device, dtype: torch.dtype) -> Raw:
         """Normal taps of variance 1/c, which the scaling brings close to norm 1, and a random orthogonal matrix."""

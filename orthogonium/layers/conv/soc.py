@@ -19,7 +19,6 @@ from torch import nn
 
 from orthogonium.errors import GeometryError, ParameterError
 from orthogonium.kernels import ConvGeometry
-from orthogonium.kernels.exponential import grown_size
 from orthogonium.kernels.geometry import Size, to_tuple
 from orthogonium.layers.conv.base import ConstrainedConv, ConstrainedConvTranspose
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
@@ -36,8 +35,7 @@ def _padding_of_grown(
     if padding_to not in ("series", "kernel"):
         raise ParameterError(f"padding_to is 'series' or 'kernel', got {padding_to!r}.")
     g, own, convolves = kernel.geometry, kernel.kernel_size, output_padding is None
-    order_3 = zip(grown_size(kernel.skew_size, 3), kernel.rko_size, strict=True)
-    seen = g.kernel_size if padding_to == "kernel" else tuple(n + e - 1 for n, e in order_3)
+    seen = g.kernel_size if padding_to == "kernel" else kernel.size_of_order(3)
     outputs: Size = 0 if output_padding is None else output_padding
     padding = 0 if padding == "valid" else padding
     if isinstance(padding, str):
