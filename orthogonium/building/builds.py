@@ -127,10 +127,10 @@ def build(weights: Sequence[Source], along_axes: Sequence[bool] | None = None) -
 def _build_batch(weights: Sequence[Source], along_axes: bool) -> Sequence[Tensor]:
     constraint, sets = weights[0][0], [raw for _, raw in weights]
     if len(sets) == 1:
-        return [constraint.build_along_axes(sets[0]) if along_axes else constraint.build(sets[0])]
+        return [constraint.build(sets[0], along_axes)]
     used = _Used(len(sets))
     stacked = tuple(_Stack.apply(used, *tensors) for tensors in zip(*sets, strict=True))
-    return _Unstack.apply(used, constraint.build_stacked(stacked, along_axes))
+    return _Unstack.apply(used, constraint.build(stacked, along_axes, stacked=True))
 
 
 class _Used:

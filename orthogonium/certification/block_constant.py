@@ -153,7 +153,7 @@ def _factors(block: LipschitzBlock, kernels: BlockKernels) -> tuple[Tensor, Tens
     kernel = getattr(chain[0], "kernel", None)  # type: ignore[index]
     if not isinstance(kernel, FusedKernels):
         return None
-    pre, w, _, post = kernel.parts(*(p.detach().to("cpu", torch.float64) for p in chain.parameters()))  # type: ignore[union-attr]
+    pre, w, _, post = kernel.unfused(*(p.detach().to("cpu", torch.float64) for p in chain.parameters()))  # type: ignore[union-attr]
     if pre is None:
         return None
     groups = len(kernels.exponents)

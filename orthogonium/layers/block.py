@@ -26,6 +26,7 @@ class LipschitzBlock(Constrained):
 
     weight: Tensor
     bias: Tensor | None
+    residual = True  # whether x is added if there is no S
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
@@ -56,10 +57,9 @@ class LipschitzBlock(Constrained):
 
 
 class DenseBlock(LipschitzBlock):
-    """Block on vectors: kernels have size 1. `residual` says whether x is added if there is no S."""
+    """Block on vectors: kernels have size 1."""
 
     in_features: int
-    residual: bool = True
 
     @as_a_whole
     def forward(self, x: Tensor) -> Tensor:  # (..., in) → (..., out)

@@ -251,5 +251,5 @@ def _fit_block(made: Any, layer: Any, steps: int) -> None:
     if block.bias is not None and plain.bias is not None and block.bias.shape == plain.bias.shape:
         _assign([block.bias], (plain.bias,))
     start = [p.detach() for p in block.parameters()]
-    found, _ = minimize(residual, start, steps, f"fit of {type(made).__name__}")
+    found = minimize(residual, start, steps, f"fit of {type(made).__name__}")
     _assign(list(made.parameters()), found)

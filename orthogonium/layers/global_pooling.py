@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.pooling import root_of_sum
+from orthogonium.linalg.evaluation import widened
 
 _ADAPTIVE_AVG_POOL: dict[int, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     1: torch.adaptive_avg_pool1d,
@@ -79,7 +80,7 @@ class GlobalL2NormPool(_GlobalPool):
     guarantee = Guarantee("orthogonal", note="of the Jacobian where no channel is all zero")
 
     def _pool(self, x: Tensor) -> Tensor:
-        return root_of_sum(x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(dim=2)).to(x.dtype)
+        return root_of_sum(widened(x).square().sum(dim=2)).to(x.dtype)
 
 
 class GlobalMaxPool(_GlobalPool):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.linalg.evaluation import widened
 
 
 class _Join(nn.Module):
@@ -44,9 +45,6 @@ class _Join(nn.Module):
     def _check(self, inputs: tuple[Tensor, ...]) -> None:
         if len(inputs) != len(self.raw):
             raise ShapeError(f"{type(self).__name__} was built for {len(self.raw)} inputs, got {len(inputs)}.")
-
-    def _logarithms(self) -> Tensor:
-        return self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
 
     def extra_repr(self) -> str:
         """The number of inputs, and whether the weights are fixed."""
@@ -87,7 +85,7 @@ class ConvexSum(_Join):
                 "ConvexSum needs inputs of one shape, since broadcasting expands: got "
                 f"{[tuple(x.shape) for x in inputs]}."
             )
-        gates = self._logarithms().softmax(0)
+        gates = widened(self.raw).softmax(0)
         total = gates[0] * inputs[0]
         for gate, x in zip(gates[1:], inputs[1:], strict=True):
             total = total + gate * x
@@ -126,7 +124,7 @@ class UnitConcat(_Join):
     def forward(self, *inputs: Tensor) -> Tensor:
         """The inputs, weighted, side by side."""
         self._check(inputs)
-        weights = (2 * self._logarithms()).softmax(0).sqrt()
+        weights = (2 * widened(self.raw)).softmax(0).sqrt()
         return torch.cat([(w * x).to(x.dtype) for w, x in zip(weights, inputs, strict=True)], self.dim)
 
     def extra_repr(self) -> str:

@@ -32,7 +32,7 @@ from orthogonium.errors import ConstraintError, ShapeError
 from orthogonium.layers.eval_cache import Kept
 from orthogonium.layers.from_torch import distance, start_from
 from orthogonium.layers.guarantee import Guarantee, check_constant
-from orthogonium.linalg.evaluation import full_precision, has_values, waits
+from orthogonium.linalg.evaluation import full_precision, has_hooks, has_values, replaces, waits
 from orthogonium.methods.batches import build_stacked
 from orthogonium.methods.kernel import INSTEAD, Kernel, Raw, as_tuple
 
@@ -112,7 +112,7 @@ class Constraint(nn.Module):
     @property
     def is_as_written(self) -> bool:
         """Whether weights are built as this class does, by no subclass and no method of the instance."""
-        return type(self) is Constraint and _METHODS.isdisjoint(vars(self))
+        return type(self) is Constraint and not replaces(self, _REPLACEABLE)
 
     def supplied(self, raw: Raw) -> Tensor | None:
         """What has been built of these raw parameters beforehand, if anything."""
@@ -131,33 +131,28 @@ class Constraint(nn.Module):
         if self._kept is not None and waits(raw[0]) and self._may_train(raw):
             self._kept = None
 
-    def build(self, raw: Raw, by: Callable[..., Any] | None = None, first: int = 0, scaled: int = 1) -> Tensor:
-        """The weight, built by the kernel or `by` the given function. Note [Precision].
+    def build(self, raw: Raw, along_axes: bool = False, stacked: bool = False, kernel: Kernel | None = None) -> Tensor:
+        """The weight, or the weights `along_axes` (Note [Along axes] of `methods/aoc.py`). Note [Precision].
 
-        Several kernels are joined from the axis `first` on; those from `scaled` on get the constant of the layer.
+        Several kernels are joined in one vector. The weights of n `stacked` sets of raw parameters, `(n, …)` each, are
+        built at once (Note [Batches] of `methods/batches.py`). `kernel`, if given, takes the place of the layer's own.
         """
-        by = self.kernel.build if by is None else by
-        built = full_precision(lambda *raw: self._scale(by(*raw), scaled), self.is_of_raw_alone)(*raw)
+        kernel, name = kernel or self.kernel, "along_axes" if along_axes else "build"
+        by = partial(build_stacked, kernel, by=name) if stacked else getattr(kernel, name)
+        built = full_precision(lambda *raw: self._scale(by(*raw), along_axes), self.is_of_raw_alone)(*raw)
         if not isinstance(built, Tensor):
+            first = int(stacked)
             built = torch.cat([t.flatten(first) for t in built], first)
         return standard_strides(built)
 
-    def build_along_axes(self, raw: Raw) -> Tensor:
-        """The weights along axes, in one vector. Note [Along axes] of `methods/aoc.py`."""
-        return self.build(raw, self.kernel.along_axes, scaled=-1)
-
-    def build_stacked(self, raw: Raw, along_axes: bool) -> Tensor:  # (n, …) each → (n, …)
-        """The same of n stacked sets of raw parameters, at once. Note [Batches] of `methods/batches.py`."""
-        by = partial(build_stacked, self.kernel, by="along_axes" if along_axes else "build")
-        return self.build(raw, by, 1, -1 if along_axes else 1)
-
-    def _scale(self, built: Any, scaled: int) -> Any:
-        """What the kernel builds times the constant of the layer; of several kernels, those from `scaled` on."""
+    def _scale(self, built: Any, along_axes: bool) -> Any:
+        """Times the constant of the layer: C and S of a block (Note [Constants]), or the last of weights along axes."""
         if self.lipschitz == 1:
             return built
         if isinstance(built, Tensor):
             return self.lipschitz * built
-        return *built[:scaled], *(self.lipschitz * kernel for kernel in built[scaled:])
+        first = -1 if along_axes else 1
+        return *built[:first], *(self.lipschitz * kernel for kernel in built[first:])
 
     def parts(self, by: Callable[..., tuple[Tensor, ...]], raw: Raw) -> tuple[Tensor, ...]:
         """What a layer applies instead of the weight, by a method of the kernel; without the constant."""
@@ -168,7 +163,7 @@ class Constraint(nn.Module):
         """What a layer applies instead of the weight, axis by axis: Note [Along axes] of `methods/aoc.py`."""
         supplied = self.supplied(raw)
         if supplied is None:
-            return self._split(self.kept_or_built(raw, "along axes", self.build_along_axes))
+            return self._split(self.kept_or_built(raw, "along axes", partial(self.build, along_axes=True)))
         self._forget(raw)
         return self._split(supplied)
 
@@ -218,7 +213,7 @@ class Constraint(nn.Module):
         return {**self.__dict__, "_kept": None, "supply": None}  # copies and pickles build their own
 
 
-_METHODS = frozenset(name for name, value in vars(Constraint).items() if callable(value))
+_REPLACEABLE = frozenset(name for name, value in vars(Constraint).items() if callable(value))
 Own = TypeVar("Own", bound=nn.Module)
 Source = tuple[Constraint, Raw]  # of a weight: its constraint and raw parameters
 
@@ -320,9 +315,7 @@ class Constrained(nn.Module):
         if chain is None or parametrize._cache_enabled:
             return None
         constraint = chain._modules["0"]
-        if constraint._forward_hooks or constraint._forward_pre_hooks:
-            return None
-        if constraint._backward_hooks or constraint._backward_pre_hooks or not constraint.is_as_written:
+        if has_hooks(constraint) or not constraint.is_as_written:
             return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
+from orthogonium.linalg.evaluation import widened
 
 Size = int | tuple[int, ...]
 
@@ -189,7 +190,7 @@ class L2NormPool(_WindowPool):
     def forward(self, x: Tensor) -> Tensor:
         """Pooled `x`, nonnegative."""
         self._check(x)
-        squares = x.to(torch.promote_types(x.dtype, torch.float32)).square()
+        squares = widened(x).square()
         mean = _AVG_POOL[self.dims](squares, self.kernel_size, self.stride, self.padding)
         return root_of_sum(mean * math.prod(self.kernel_size), self.scale).to(x.dtype)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError, ShapeError
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import InversionError, check_as_written, inverse
-from orthogonium.linalg.evaluation import has_values
+from orthogonium.linalg.evaluation import has_values, widened
 
 
 def _same_shape(x: Tensor, y: Tensor, wrapper: str) -> Tensor:
@@ -44,11 +44,6 @@ def apply_branch(fn: Callable[[Tensor], Tensor], x: Tensor, wrapper: str) -> Ten
             "layers."
         )
     return y
-
-
-def _precise(x: Tensor) -> Tensor:
-    """In float32 or better: two gates rounded to bfloat16 may add up to more than 1."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 IF_FN_IS_1_LIPSCHITZ = Guarantee("lipschitz", note="for every 1-Lipschitz fn")
@@ -132,7 +127,7 @@ class L2NormResidual(_Residual):
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
         y = _same_shape(x, apply_branch(self.fn, x, "L2NormResidual"), "L2NormResidual")
-        a, b = _precise(x), _precise(y)
+        a, b = widened(x), widened(y)
         return torch.sqrt(0.5 * (a * a + b * b) + self.eps).to(x.dtype)
 
     def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
@@ -157,7 +152,7 @@ class _GatedResidual(_Residual):
         self.alpha = nn.Parameter(torch.full((1,), float(init_val), device=device, dtype=dtype))
 
     def _gate(self) -> Tensor:  # without axes, so that every input keeps its shape
-        return _precise(self.alpha).squeeze(0)
+        return widened(self.alpha).squeeze(0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Accept gates without axes, too."""
@@ -187,8 +182,9 @@ class AdditiveResidual(_GatedResidual):
         """Same shape as `x`."""
         y = _same_shape(x, apply_branch(self.fn, x, "AdditiveResidual"), "AdditiveResidual")
         alpha = self._gate()
-        # Both weights are computed by a sigmoid: 1 − sigmoid(α) would cancel for large α.
-        return (torch.sigmoid(alpha) * _precise(x) + torch.sigmoid(-alpha) * _precise(y)).to(x.dtype)
+        # Both weights are computed by a sigmoid: 1 − sigmoid(α) would cancel for large α. In bfloat16 they might add up
+        # to more than 1.
+        return (torch.sigmoid(alpha) * widened(x) + torch.sigmoid(-alpha) * widened(y)).to(x.dtype)
 
     def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
         """`g + (1 − g)L` for the current gate."""
@@ -215,9 +211,9 @@ class PrescaledAdditiveResidual(_GatedResidual):
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
         alpha = self._gate()
-        scaled = (alpha * _precise(x)).to(x.dtype)
+        scaled = (alpha * widened(x)).to(x.dtype)
         y = _same_shape(scaled, self.fn(scaled), "PrescaledAdditiveResidual")
-        return ((_precise(x) + _precise(y)) / (1 + alpha.abs())).to(x.dtype)
+        return ((widened(x) + widened(y)) / (1 + alpha.abs())).to(x.dtype)
 
     def lipschitz_bound(self, fn_bound: float = 1.0) -> float:
         """`(1 + |α|L)/(1 + |α|)` for the current `α`."""

@@ -12,6 +12,7 @@ from orthogonium.errors import ParameterError
 from orthogonium.layers.guarantee import Guarantee, check_constant
 from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.parametrization import Constrained
+from orthogonium.linalg.evaluation import widened
 
 _START = 0.9  # of the limit, where a trained factor starts
 
@@ -71,8 +72,8 @@ class Scale(nn.Module):
         """The number by which inputs are multiplied, in float32 or better."""
         if self.alpha is None:
             return self.lipschitz
-        precise = self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
-        return self.lipschitz * torch.sigmoid(precise).squeeze(0)  # without axes, so that every input keeps its shape
+        gate = torch.sigmoid(widened(self.alpha))
+        return self.lipschitz * gate.squeeze(0)  # without axes, so that every input keeps its shape
 
     @property
     def guarantee(self) -> Guarantee:

@@ -100,6 +100,19 @@ def float64_is_cheap(x: Tensor) -> bool:
     return x.dtype in (torch.float32, torch.complex64) and x.device.type == "cpu"
 
 
+def has_hooks(part: torch.nn.Module) -> bool:
+    """Whether hooks of the module itself may change what it does."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def replaces(part: torch.nn.Module, methods: frozenset[str]) -> bool:
+    """Whether a module has attributes of its own in place of some of these methods of its class."""
+    own = vars(part)
+    if torch.compiler.is_compiling():  # that of torch 2.9 does not know `isdisjoint` of attributes
+        return any(name in own for name in methods)
+    return not methods.isdisjoint(own)
+
+
 # ── precision ──
 
 
@@ -136,6 +149,11 @@ def _widen(x: Any, wide: torch.dtype) -> Any:
 
 def _to(result: Output, dtype: torch.dtype) -> Output:
     return result.to(dtype) if isinstance(result, Tensor) else tuple(t.to(dtype) for t in result)
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in float32 or better, where half precision would lose what a layer promises."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def full_precision_backward(backward: Function) -> Function:

@@ -110,7 +110,7 @@ class OrthogonalKernel(ConvKernel):
         kernel = weight.reshape(g.groups, g.group_out, *weight.shape[1:])
         if self.on_adjoint:
             kernel = kernel.transpose(1, 2)
-        bases, rest = decompose(kernel, tuple(k - 1 for k in plan.bcop_size), self.rotate)
+        bases, rest = decompose(kernel, plan.bcop_size, self.rotate)
         matrix = (rest.transpose(1, 2).reshape(self.raw_shapes[-1]),) if self.has_rko else ()
         return tuple(raw.to(weight.dtype) for raw in (bases, *matrix))
 
@@ -132,7 +132,7 @@ class OrthogonalKernel(ConvKernel):
         """The bases and the matrix of a kernel with both: Note [Two stages] of `bcop/inverse.py`."""
         plan, groups = self.plan, weight.unflatten(0, (self.geometry.groups, -1))
         inner = inner_kernels(groups, plan.inner_channels, plan.rko_size)
-        bases, _ = decompose(inner, tuple(k - 1 for k in plan.bcop_size), self.rotate)
+        bases, _ = decompose(inner, plan.bcop_size, self.rotate)
         stages = compose(bases, plan.bcop_size, None, self.columns)
         return bases, outer_matrices(groups, stages, plan.rko_size)
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from orthogonium.kernels import ConvGeometry
+from orthogonium.linalg.evaluation import has_hooks
 from orthogonium.methods.kernel import Kernel
 
 
@@ -29,9 +30,8 @@ def kind(kernel: Kernel) -> Hashable | None:
 
 def _is_altered(part: nn.Module) -> bool:
     """Whether the module or one of its parts has hooks, or a `forward` of its own."""
-    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-        return True
-    return "forward" in vars(part) or any(_is_altered(p) for p in part._modules.values() if p is not None)
+    altered = has_hooks(part) or "forward" in vars(part)
+    return altered or any(_is_altered(p) for p in part._modules.values() if p is not None)
 
 
 def _describe(part: nn.Module) -> Hashable | None:

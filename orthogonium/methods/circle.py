@@ -7,7 +7,7 @@ of the kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that i
 of a size that divides another are among those of the larger: on its circle, the larger kernel wraps to the smaller.
 
 So images of any size are convolved with a kernel that is orthogonal for them. `grid` is the number of pixels on each
-axis, after the stride, for which `build` builds; `build_on` builds for another grid.
+axis, after the stride, for which `build` builds; `at` gives the same kernel for another grid.
 """
 
 from __future__ import annotations
@@ -77,15 +77,11 @@ class CircleKernel(ConvKernel):
         raise NotImplementedError
 
     def build(self, *raw: Tensor) -> Tensor:
-        return self.build_on(self.grid, *raw)
-
-    def build_on(self, grid: Grid, *raw: Tensor) -> Tensor:
-        """The kernel for images of another size."""
         strides = self.geometry.stride
-        taps = unstack_phases(self.taps(grid, *raw), strides)
+        taps = unstack_phases(self.taps(*raw), strides)
         first = [n - m for n, m in zip(left_of(tuple(taps.shape[3:]), strides), self.ahead, strict=True)]
         return taps.roll(first, tuple(range(3, taps.dim()))).flatten(0, 1)
 
-    def taps(self, grid: Grid, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
+    def taps(self, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
         """The stride-1 kernel of all phases, from pixel 0 on."""
-        return from_frequencies(self.unitary(grid, *raw), grid)
+        return from_frequencies(self.unitary(self.grid, *raw), self.grid)

@@ -62,8 +62,8 @@ def minimize(
     start: Sequence[Tensor],
     steps: int,
     label: str,
-) -> tuple[tuple[Tensor, ...], float]:
-    """Parameters (float64) that make the residual small, and the remaining distance: Notes [Fit], [Last steps]."""
+) -> tuple[Tensor, ...]:
+    """Parameters (float64) that make the residual small: Notes [Fit], [Last steps]."""
     x = torch.cat([t.detach().double().flatten() for t in start]).requires_grad_()
     optimizer = torch.optim.LBFGS(
         [x], max_iter=_CHUNK, history_size=20, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
@@ -99,7 +99,7 @@ def minimize(
             done += 1
             progress.update(done, value**0.5)
     progress.close()
-    return tuple(unpack(x.detach())), value**0.5
+    return unpack(x.detach())
 
 
 @torch.no_grad()
@@ -142,4 +142,4 @@ def fit_kernel(
         kernel = build(*raw)
         return kernel / kernel.norm() - target
 
-    return minimize(residual, start, steps, label)[0]
+    return minimize(residual, start, steps, label)

@@ -20,12 +20,6 @@ from orthogonium.methods.kernel import ConvKernel, Device, Raw
 from orthogonium.methods.spectral import Matrix
 
 
-def overlap(geometry: ConvGeometry) -> int:
-    """Largest number of windows that see a pixel, `∏⌈k / (s/gcd(s, d))⌉`."""
-    axes = zip(geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
-    return math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in axes)
-
-
 def polar_factor(matrix: Tensor) -> Tensor:
     """The orthogonal matrix closest to a matrix, even if that is rank-deficient; in float64."""
     u, _, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -50,7 +44,8 @@ class ReshapedKernel(ConvKernel):
         check_ortho_params(ortho_params)
         self.geometry = geometry
         self.raw_shape = (geometry.groups, geometry.group_out, geometry.group_in * math.prod(geometry.kernel_size))
-        seen = overlap(geometry)
+        axes = zip(geometry.kernel_size, geometry.effective_stride, strict=True)
+        seen = math.prod(-(-k // e) for k, e in axes)  # largest number of windows that see a pixel
         self.scale = seen**-0.5
         # Windows must not overlap, nor skip pixels if columns are to be orthonormal.
         rows = geometry.group_out <= self.raw_shape[2]

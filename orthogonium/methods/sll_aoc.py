@@ -45,7 +45,7 @@ class FusedKernels(Kernels):
         post = self.post.initial(device, dtype) if self.post.trainable else ()
         return (*pre, *post, *self.residual.initial(device, dtype))
 
-    def parts(self, *raw: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    def unfused(self, *raw: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """K_pre (None for the identity), W, U and K_post."""
         first = 0 if self.pre is None else len(self.pre.raw_shapes)
         last = first + len(self.post.raw_shapes) * self.post.trainable
@@ -57,7 +57,7 @@ class FusedKernels(Kernels):
 
     def build(self, *raw: Tensor) -> tuple[Tensor, ...]:
         groups = self.residual.geometry.groups
-        pre, w, u, post = self.parts(*raw)
+        pre, w, u, post = self.unfused(*raw)
         outer = block_conv(-2 * adjoint(u, groups), post, groups)
         if pre is None:
             return w, outer, post

@@ -78,14 +78,14 @@ class ThinKernel(OrthogonalKernel):
         """Random bases and a random matrix, in random subspaces. Note [Thin beginnings]."""
         *bases, (g, m, width) = self.raw_shapes
         c, volume = self.channels, width // self.channels
-        exact = torch.promote_types(dtype, torch.float32)
-        space = random_orthogonal((g, 2 * max(r for _, _, r, _ in bases), c), device, exact, generator)
+        wide = torch.promote_types(dtype, torch.float32)
+        space = random_orthogonal((g, 2 * max(r for _, _, r, _ in bases), c), device, wide, generator)
         raw = []
         for groups, count, r, _ in bases:
-            own = random_orthogonal((groups, count, r, 2 * r), device, exact, generator)
+            own = random_orthogonal((groups, count, r, 2 * r), device, wide, generator)
             raw.append(own @ space[:, None, : 2 * r])
         inner = 2 * bases[-1][2]
-        matrix = random_orthogonal((g, m, inner * volume), device, exact, generator).view(g, m, inner, volume)
+        matrix = random_orthogonal((g, m, inner * volume), device, wide, generator).view(g, m, inner, volume)
         raw.append(torch.einsum("gmiv,gic->gmcv", matrix, space[:, :inner]).reshape(g, m, width))
         return tuple(t.to(dtype).contiguous() for t in raw)
 
@@ -101,10 +101,10 @@ class ThinKernel(OrthogonalKernel):
 
     def invert(self, weight: Tensor) -> tuple[Tensor, ...]:
         """The factors and the remaining kernel: Note [Peeling]."""
-        g, counts = self.geometry, tuple(k - 1 for k in self.plan.bcop_size)
-        eps, ranks = torch.finfo(weight.dtype).eps, tuple(self.rank(axis) for axis in range(g.dims))
+        g, eps = self.geometry, torch.finfo(weight.dtype).eps
+        ranks = tuple(self.rank(axis) for axis in range(g.dims))
         kernels = weight.double().reshape(g.groups, g.group_out, *weight.shape[1:]).transpose(1, 2)
-        peeled = [peel(x, counts, eps, ranks) for x in kernels]
+        peeled = [peel(x, self.plan.bcop_size, eps, ranks) for x in kernels]
         bases = [torch.stack([torch.stack(own[a]) for own, _ in peeled]) for a in self.axes]
         matrix = torch.stack([rest for _, rest in peeled]).transpose(1, 2).reshape(self.raw_shapes[-1])
         return tuple(raw.to(weight.dtype).contiguous() for raw in (*bases, matrix))

@@ -13,11 +13,12 @@ from orthogonium.layers.argument_names import also_named
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse
 from orthogonium.layers.whole import as_a_whole
+from orthogonium.linalg.evaluation import widened
 
 
 def soft_huber(x: Tensor, delta: float) -> Tensor:
     """`δ(√(1 + x²/δ²) − 1)`, computed in float32 or better."""
-    scaled = x.to(torch.promote_types(x.dtype, torch.float32)) / delta
+    scaled = widened(x) / delta
     return (delta * (torch.sqrt(1 + scaled * scaled) - 1)).to(x.dtype)
 
 

@@ -37,10 +37,11 @@ class Part(type):
     dims: int
 
     def __instancecheck__(cls, layer: object) -> bool:
-        if super().__instancecheck__(layer) or not isinstance(layer, Adaptive):
-            return super().__instancecheck__(layer)
-        same_kind = layer.transposed == issubclass(cls, OrthoConvTranspose)
-        if getattr(cls, "dims", None) != layer.geometry.dims or not same_kind:
+        if super().__instancecheck__(layer):
+            return True
+        if not isinstance(layer, Adaptive) or layer.dims != cls.dims:
+            return False
+        if layer.transposed != issubclass(cls, OrthoConvTranspose):
             return False
         steps = layer.geometry.effective_stride
         alone = "bcop" if set(steps) == {1} else "rko ⊛ bcop"

@@ -157,7 +157,7 @@ class ConstrainedConv(ConstrainedConvNd):
             return y
         # The outputs that torch gives for integer padding; there may be one fewer.
         axes = zip(sizes, border.left, g.extent, g.stride, y.shape[-g.dims :], strict=True)
-        return zero_extend(y, [0] * g.dims, [(n + 2 * p - x) // s + 1 - m for n, p, x, s, m in axes])
+        return zero_extend(y, [(n + 2 * p - x) // s + 1 - m for n, p, x, s, m in axes])
 
 
 class ConstrainedConvTranspose(ConstrainedConvNd):
@@ -247,8 +247,8 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         tiled = [tiled_size(n, s) for n, s in zip(sizes, g.stride, strict=True)]
         padded = [n + a + b for n, a, b in zip(tiled, border.left, border.right, strict=True)]
         windows = [(n - x) // s + 1 for n, x, s in zip(padded, g.extent, g.stride, strict=True)]
-        x = zero_extend(input, [0] * g.dims, [w - m for w, m in zip(windows, inputs, strict=True)])
-        y = zero_extend(execute(self, x, padded), [0] * g.dims, [n - t for n, t in zip(sizes, tiled, strict=True)])
+        x = zero_extend(input, [w - m for w, m in zip(windows, inputs, strict=True)])
+        y = zero_extend(execute(self, x, padded), [n - t for n, t in zip(sizes, tiled, strict=True)])
         return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
 
     def forward_of_torch(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:

@@ -10,29 +10,29 @@ from torch import nn
 from orthogonium.layers.conv.aoc import Adaptive, OrthoConv, OrthoConvTranspose, Part
 
 
-class _Block(Adaptive, metaclass=Part):
+class _BCOP(Adaptive, metaclass=Part):
     part = "bcop"
 
 
-class FastBlockConv1d(_Block, OrthoConv, nn.Conv1d):
+class FastBlockConv1d(_BCOP, OrthoConv, nn.Conv1d):
     """BCOP by its own name: orthogonal 1-D convolution, the same layer as `AdaptiveOrthoConv1d`."""
 
 
-class FastBlockConv2d(_Block, OrthoConv, nn.Conv2d):
+class FastBlockConv2d(_BCOP, OrthoConv, nn.Conv2d):
     """BCOP by its own name: orthogonal 2-D convolution, the same layer as `AdaptiveOrthoConv2d`."""
 
 
-class FastBlockConv3d(_Block, OrthoConv, nn.Conv3d):
+class FastBlockConv3d(_BCOP, OrthoConv, nn.Conv3d):
     """BCOP by its own name: orthogonal 3-D convolution, the same layer as `AdaptiveOrthoConv3d`."""
 
 
-class FastBlockConvTranspose1d(_Block, OrthoConvTranspose, nn.ConvTranspose1d):
+class FastBlockConvTranspose1d(_BCOP, OrthoConvTranspose, nn.ConvTranspose1d):
     """The adjoint of `FastBlockConv1d`."""
 
 
-class FastBlockConvTranspose2D(_Block, OrthoConvTranspose, nn.ConvTranspose2d):
+class FastBlockConvTranspose2D(_BCOP, OrthoConvTranspose, nn.ConvTranspose2d):
     """The adjoint of `FastBlockConv2d`."""
 
 
-class FastBlockConvTranspose3d(_Block, OrthoConvTranspose, nn.ConvTranspose3d):
+class FastBlockConvTranspose3d(_BCOP, OrthoConvTranspose, nn.ConvTranspose3d):
     """The adjoint of `FastBlockConv3d`."""

@@ -32,7 +32,6 @@ class ConvBlock(LipschitzBlock):
     dims: int = 2
     in_channels: int
     out_channels: int
-    residual: bool = True  # whether x is added if there is no S
     groups: int
     dilation: Sizes
     padding_mode: str

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from operator import sub
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +21,7 @@ from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Constrained, Source, standard_strides
-from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, waits
+from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, replaces, waits
 from orthogonium.linalg.in_turn import inverse_gram, needs_no_rows
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import kind
@@ -41,9 +41,9 @@ MOST_FOR_SPANS = 1  # pixels for each channel: with more, orthonormal bases and 
 FEWEST_FOR_SPANS = 128  # channels: with fewer, they are faster, too
 MOST_NUMBERS = 2**26  # in all images of a series, or along an axis: limits the memory they take
 
-# Methods that build a kernel and that an instance may replace.
+# What builds a kernel and an instance may replace.
 _KERNELS = (OrthogonalKernel, SkewExponentialKernel)
-_METHODS = frozenset(name for cls in _KERNELS for name, value in vars(cls).items() if callable(value))
+_REPLACEABLE = frozenset(name for cls in _KERNELS for name, value in vars(cls).items() if callable(value))
 
 
 class Execution(NamedTuple):
@@ -122,7 +122,7 @@ def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
         return False
     # Where something else builds the weight, its parts say nothing.
     own = getattr(layer.weight_of, "__func__", None) is Constrained.weight_of
-    return own and _METHODS.isdisjoint(vars(source[0].kernel))
+    return own and not replaces(source[0].kernel, _REPLACEABLE)
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
@@ -139,8 +139,8 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     inverse = inverse_gram(raw.detach().flatten(0, 1)) if as_they_are else None
     by = partial(kernel.factors, reflects=few, orthonormal=inverse is None)
     bases, *dense = source[0].parts(by, source[1])
-    inverses = repeat(None) if inverse is None else inverse.unflatten(0, raw.shape[:2]).unbind(1)
-    spans: Iterator[Span] = zip(bases.unbind(1), inverses, strict=False)
+    inverses = [None] * bases.shape[1] if inverse is None else inverse.unflatten(0, raw.shape[:2]).unbind(1)
+    spans: Iterator[Span] = zip(bases.unbind(1), inverses, strict=True)
     if dense:
         apply_dense = partial(convolve_tiles, kernel=dense[0])
     else:
@@ -279,7 +279,7 @@ def _convolve_folded(layer: Any, x: Tensor, source: Source | None, padded: Seque
     """The adjoint of `_convolve_padded`, without bias: from the windows of an image of size `padded`."""
     g, border = layer.geometry, layer.border
     y = CONV_TRANSPOSE[g.dims](x, layer.weight_of(source), None, g.stride, 0, 0, g.groups, g.dilation)
-    y = zero_extend(y, [0] * g.dims, [n - m for n, m in zip(padded, y.shape[-g.dims :], strict=True)])
+    y = zero_extend(y, [n - m for n, m in zip(padded, y.shape[-g.dims :], strict=True)])
     return unwrap(y, border.left, border.right)
 
 

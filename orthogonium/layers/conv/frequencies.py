@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from orthogonium.kernels.circle import from_frequencies, to_frequencies
 from orthogonium.kernels.phases import stack_phases, unstack_phases
 from orthogonium.layers.whole import as_a_whole
+from orthogonium.linalg.evaluation import widened
 from orthogonium.methods.circle import Grid, symbol
 
 
 def symbol_of(weight: Tensor, stride: Grid, groups: int, grid: Grid) -> Tensor:  # → (*half, g, out, in·∏s)
     """The symbol of a weight; a convolution multiplies each frequency by its conjugate."""
     return symbol(weight.unflatten(0, (groups, -1)), grid, stride)
-
-
-def _widened(x: Tensor) -> Tensor:
-    """In float32 or better: CPUs have no Fourier transform in lower precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @as_a_whole
@@ -32,10 +27,11 @@ def convolve_frequencies(
     """The circular convolution with "same" padding, or its adjoint from outputs to images; in float32 or better."""
     if not x.shape[0]:  # CPUs have no Fourier transform of an empty batch
         return convolve_frequencies(x.new_zeros(1, *x.shape[1:]), weight, stride, groups, adjoint)[:0]
-    phases = _widened(x).unflatten(1, (groups, -1))
+    # CPUs have no Fourier transform in lower precision.
+    phases = widened(x).unflatten(1, (groups, -1))
     phases = phases if adjoint else stack_phases(phases, stride)  # (b, g, in·∏s, *m), of the adjoint (b, g, out, *m)
     dims, grid = len(stride), phases.shape[3:]
-    matrices = symbol_of(_widened(weight), stride, groups, grid)
+    matrices = symbol_of(widened(weight), stride, groups, grid)
     images = to_frequencies(phases, dims).movedim(dims, -1)  # (*half, g, in·∏s or out, b)
     # Frequencies differ by orders of magnitude: rounding of real numbers by autocast would lose the weak ones.
     product = (matrices.mT if adjoint else matrices.conj()) @ images

@@ -111,9 +111,13 @@ def _torch_padding(left: Sequence[int], right: Sequence[int]) -> list[int]:
     return [p for pair in reversed(list(zip(left, right, strict=True))) for p in pair]
 
 
-def zero_extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
-    """Add zeros on both sides of each of the last axes; negative amounts crop."""
+def _add_zeros(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
     return F.pad(x, _torch_padding(left, right)) if any(left) or any(right) else x
+
+
+def zero_extend(x: Tensor, amounts: Sequence[int]) -> Tensor:
+    """Add zeros behind each of the last axes; negative amounts crop."""
+    return _add_zeros(x, [0] * len(amounts), amounts)
 
 
 def _extend(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
@@ -194,13 +198,13 @@ def unwrap(x: Tensor, left: Sequence[int], right: Sequence[int]) -> Tensor:
 
 def pad(x: Tensor, left: Sequence[int], right: Sequence[int], mode: str) -> Tensor:
     """Add pixels on both sides of each of the last axes."""
-    return (wrap if mode == "circular" else zero_extend)(x, left, right)
+    return (wrap if mode == "circular" else _add_zeros)(x, left, right)
 
 
 def tile(x: Tensor, strides: Sequence[int]) -> Tensor:
     """Extend images by zeros until the stride divides their size."""
     sizes = x.shape[-len(strides) :]
-    return zero_extend(x, [0] * len(strides), [tiled_size(n, s) - n for n, s in zip(sizes, strides, strict=True)])
+    return zero_extend(x, [tiled_size(n, s) - n for n, s in zip(sizes, strides, strict=True)])
 
 
 def check_image(x: Tensor, dims: int, channels: int, name: str) -> None:

@@ -95,8 +95,7 @@ def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tens
     if _has_three_taps(bases, counts):
         first, *others, last = evaluate(_Taps, bases.contiguous()).unbind(1)
         x = _rotation_of(first, columns)
-        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-        return [*(_with_third(pair, identity) for pair in others), _with_third(torch.bmm(last, x), x)]
+        return [*(all_taps(pair.chunk(2, 1)) for pair in others), all_taps(torch.bmm(last, x).chunk(2, 1), x)]
     first, *axes = bases.split((2, *counts), 1)
     taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
     return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], rotation(first, columns).unsqueeze(-1), 3)]
@@ -170,10 +169,11 @@ def multiply_taps(parts: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     return taps
 
 
-def all_taps(taps: Sequence[Tensor]) -> Tensor:  # n of (g, c, c) → (g, c, c, n + 1)
-    """The kernel with these taps and the last one."""
-    identity = torch.eye(taps[0].shape[-1], dtype=taps[0].dtype, device=taps[0].device)
-    return torch.stack((*taps, reduce(torch.sub, taps, identity)), -1)
+def all_taps(taps: Sequence[Tensor], total: Tensor | None = None) -> Tensor:  # n of (g, c, m) → (g, c, m, n + 1)
+    """The kernel with these taps and the last one; all of them add up to `total`, by default the identity."""
+    if total is None:
+        total = torch.eye(taps[0].shape[-1], dtype=taps[0].dtype, device=taps[0].device)
+    return torch.stack((*taps, reduce(torch.sub, taps, total)), -1)
 
 
 # ── one pair of factors along each axis: Note [Three taps] ──
@@ -184,12 +184,6 @@ def _rotation_of(pair: Tensor, columns: int) -> Tensor:  # (g, 2c, c) → (g, c,
     channels = pair.shape[2]
     identity = torch.eye(channels, columns, dtype=pair.dtype, device=pair.device)
     return identity.sub(pair[:, channels:, :columns], alpha=2)
-
-
-def _with_third(pair: Tensor, x: Tensor) -> Tensor:  # (g, 2c, m), (g, c, m) → (g, c, m, 3)
-    """`A_0X`, `A_1X` and the third tap, as all three add up to X."""
-    first, second = pair.chunk(2, 1)
-    return torch.stack((first, second, x - first - second), -1)
 
 
 class _Taps(HandWritten):

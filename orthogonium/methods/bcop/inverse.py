@@ -167,15 +167,15 @@ def reflections(rotation: Tensor) -> Tensor:  # (c, c) → (2, ⌊c/2⌋, c)
 
 def peel(
     x: Tensor,  # (c, m, *taps)
-    counts: tuple[int, ...],
+    sizes: tuple[int, ...],  # of the product of the factors
     eps: float,  # precision of the taps
     ranks: Sequence[int],
-) -> tuple[list[list[Tensor]], Tensor]:  # bases (rank, c) of each axis, and (c, m, *(taps − counts))
+) -> tuple[list[list[Tensor]], Tensor]:  # bases (rank, c) of each axis, and (c, m, *(taps − sizes + 1))
     """Remove the factors of each axis from a kernel. Note [Peeling]."""
     bases: list[list[Tensor]] = []
-    for axis, (count, rank) in enumerate(zip(counts, ranks, strict=True), 2):
+    for axis, (size, rank) in enumerate(zip(sizes, ranks, strict=True), 2):
         taps = x.movedim(axis, 0)
-        found = factorize(taps.flatten(2), count, noise=(eps / 2) ** 2 * x.numel(), rank=rank)
+        found = factorize(taps.flatten(2), size - 1, noise=(eps / 2) ** 2 * x.numel(), rank=rank)
         bases.append(found.bases)
         x = found.rest.view(-1, *taps.shape[1:]).movedim(0, axis)
     return bases, x
@@ -183,13 +183,13 @@ def peel(
 
 def decompose(
     kernel: Tensor,  # (g, c, m, *taps)
-    counts: tuple[int, ...],
+    sizes: tuple[int, ...],  # of the stride-1 kernel
     rotate: bool,
-) -> tuple[Tensor, Tensor]:  # (g, N, ⌊c/2⌋, c), (g, c, m, *(taps − counts))
+) -> tuple[Tensor, Tensor]:  # (g, N, ⌊c/2⌋, c), (g, c, m, *(taps − sizes + 1))
     """The bases from which `compose` builds a kernel, and the remaining kernel: the inverse of `compose`."""
     bases, rest = [], []
     for x in kernel.double():
-        axes, start = peel(x, counts, torch.finfo(kernel.dtype).eps, [len(x) // 2] * len(counts))
+        axes, start = peel(x, sizes, torch.finfo(kernel.dtype).eps, [len(x) // 2] * len(sizes))
         own = [basis for axis in axes for basis in axis]
         if rotate:
             own = [*reflections(nearest_rotation(start.flatten(1))), *own]
