@@ -1,5 +1,6 @@
 """Runs a test body in two processes that form a `torch.distributed` world on CPU."""
 
+import gc
 import warnings
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ def _start(rank, worker, store, size):
         worker(rank)
         dist.barrier()  # whoever leaves first aborts the last collective of the others
     finally:
+        gc.collect()  # cycles that hold the group keep its threads, which abort an interpreter that ends
         dist.destroy_process_group()
 
 

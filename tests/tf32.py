@@ -14,7 +14,9 @@ _CONVOLUTION = {_aten.convolution: (0, 1), _aten.convolution_backward: (0, 1, 2)
 
 
 def round_to_tf32(x):
-    """To the nearest float32 with 10 bits of mantissa."""
+    """To the nearest float32 with 10 bits of mantissa, or complex number of two of them."""
+    if x.is_complex():
+        return torch.view_as_complex(round_to_tf32(torch.view_as_real(x.resolve_conj())))
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
 
@@ -71,7 +73,7 @@ class TF32(TorchDispatchMode):
         else:
             return func(*args, **(kwargs or {}))
         args = list(args)
-        if args[factors[0]].dtype == torch.float32:
+        if args[factors[0]].dtype in (torch.float32, torch.complex64):
             self.rounded += 1
             for i in factors:
                 args[i] = round_to_tf32(args[i])

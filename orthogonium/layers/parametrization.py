@@ -131,15 +131,15 @@ class Constraint(nn.Module):
         if self._kept is not None and waits(raw[0]) and self._may_train(raw):
             self._kept = None
 
-    def build(self, raw: Raw, along_axes: bool = False, stacked: bool = False, kernel: Kernel | None = None) -> Tensor:
+    def build(self, raw: Raw, along_axes: bool = False, stacked: bool = False, **options: Any) -> Tensor:
         """The weight, or the weights `along_axes` (Note [Along axes] of `methods/aoc.py`). Note [Precision].
 
         Several kernels are joined in one vector. The weights of n `stacked` sets of raw parameters, `(n, …)` each, are
-        built at once (Note [Batches] of `methods/batches.py`). `kernel`, if given, takes the place of the layer's own.
+        built at once (Note [Batches] of `methods/batches.py`). The method of the kernel takes the `options`.
         """
-        kernel, name = kernel or self.kernel, "along_axes" if along_axes else "build"
+        kernel, name = self.kernel, "along_axes" if along_axes else "build"
         by = partial(build_stacked, kernel, by=name) if stacked else getattr(kernel, name)
-        built = full_precision(lambda *raw: self._scale(by(*raw), along_axes), self.is_of_raw_alone)(*raw)
+        built = full_precision(lambda *raw: self._scale(by(*raw, **options), along_axes), self.is_of_raw_alone)(*raw)
         if not isinstance(built, Tensor):
             first = int(stacked)
             built = torch.cat([t.flatten(first) for t in built], first)

@@ -19,9 +19,12 @@ from orthogonium.linalg.matrix_map import MatrixMap, ShapedMap
 
 
 def magnitude(w: Tensor) -> Tensor:  # (..., rows, columns) → (..., 1, 1)
-    """The largest absolute entry of each matrix; 1 where all are zero."""
+    """The largest absolute entry of each matrix; 1 where all are zero.
+
+    Not denormal: torch divides complex numbers by multiplying with reciprocals, which would overflow.
+    """
     largest = w.abs().amax((-2, -1), keepdim=True)
-    return torch.where(largest > 0, largest, 1.0)
+    return torch.where(largest > 0, largest.clamp_min(torch.finfo(w.dtype).tiny), 1.0)
 
 
 def scale_to_unit(w: Tensor) -> Tensor:

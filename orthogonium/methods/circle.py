@@ -7,7 +7,7 @@ of the kernel is a function of it, `S(ω) = f(V(ω))`, at the frequencies that i
 of a size that divides another are among those of the larger: on its circle, the larger kernel wraps to the smaller.
 
 So images of any size are convolved with a kernel that is orthogonal for them. `grid` is the number of pixels on each
-axis, after the stride, for which `build` builds; `at` gives the same kernel for another grid.
+axis, after the stride, for which `build` builds unless it is given another; `at` gives the same kernel for another.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class CircleKernel(ConvKernel):
         """The symbol of the kernel: matrices with all singular values 1."""
         raise NotImplementedError
 
-    def build(self, *raw: Tensor) -> Tensor:
+    def build(self, *raw: Tensor, grid: Grid | None = None) -> Tensor:
         strides = self.geometry.stride
-        taps = unstack_phases(self.taps(*raw), strides)
+        taps = unstack_phases(self.taps(grid or self.grid, *raw), strides)
         first = [n - m for n, m in zip(left_of(tuple(taps.shape[3:]), strides), self.ahead, strict=True)]
         return taps.roll(first, tuple(range(3, taps.dim()))).flatten(0, 1)
 
-    def taps(self, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
+    def taps(self, grid: Grid, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
         """The stride-1 kernel of all phases, from pixel 0 on."""
-        return from_frequencies(self.unitary(self.grid, *raw), self.grid)
+        return from_frequencies(self.unitary(grid, *raw), grid)

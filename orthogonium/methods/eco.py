@@ -47,11 +47,11 @@ class ExplicitKernel(CircleKernel):
         m = symbol(raw[0].unflatten(0, (g.groups, -1)), grid, (1,) * g.dims)
         return exponential(m)[..., : g.group_out, : self.columns]
 
-    def taps(self, *raw: Tensor) -> Tensor:
+    def taps(self, grid: Grid, *raw: Tensor) -> Tensor:
         """The taps of the small circle, spread over the image."""
-        circle = tuple(map(divisor_from, self.grid, self.taps_grid))
+        circle = tuple(map(divisor_from, grid, self.taps_grid))
         x = from_frequencies(self.unitary(circle, *raw), circle)
-        for axis, (m, n) in enumerate(zip(self.grid, circle, strict=True), 3):  # zeros behind each tap
+        for axis, (m, n) in enumerate(zip(grid, circle, strict=True), 3):  # zeros behind each tap
             later_axes = (0, 0) * (x.dim() - 1 - axis)
             x = F.pad(x.unsqueeze(axis + 1), (*later_axes, 0, m // n - 1)).flatten(axis, axis + 1)
         return x

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -160,7 +161,7 @@ class CircleConv(ConstrainedConv):
                 )
         elif grid == kernel.grid:
             return self.weight_of(source)
-        return constraint.kept_or_built(raw, grid, lambda raw: constraint.build(raw, kernel=kernel.at(grid)))
+        return constraint.kept_or_built(raw, grid, partial(constraint.build, grid=grid))
 
     def size_repr(self) -> str:
         """Sizes, for printing: the taps that are learned, and the image that the weight is for."""
