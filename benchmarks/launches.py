@@ -72,11 +72,13 @@ def _solve_flops(name: str, tensors: list) -> float:
 def _pass_as_on_accelerators() -> None:
     """A processor looks at how many passes a matrix needs; accelerators take three. They take the weight as a whole.
 
-    Each count has its own process.
+    Products by oneDNN, which torch's counter of flops does not know, are for processors, too. Each count has its own
+    process.
     """
     from orthogonium.layers.conv import execution
-    from orthogonium.linalg import triangular
+    from orthogonium.linalg import multiply, triangular
 
+    multiply._HALF_IDLE = False
     triangular.may_look = lambda x: False
     execution.FEWEST_ALONG_AXES = 10**9
 

@@ -10,6 +10,7 @@ SETTINGS = [(library, operator) for library in ("cuda", "mkldnn") for operator i
 SETTINGS = [("generic", "all"), *SETTINGS, ("mkldnn", "conv")]  # not those of cuDNN, which allow TF32 by default
 _aten = torch.ops.aten
 _MATMUL = {_aten.mm: 0, _aten.bmm: 0, _aten.mv: 0, _aten.dot: 0, _aten.addmm: 1, _aten.baddbmm: 1, _aten.addmv: 1}
+_MATMUL[torch.ops.mkldnn._linear_pointwise] = 0
 _CONVOLUTION = {_aten.convolution: (0, 1), _aten.convolution_backward: (0, 1, 2)}
 
 

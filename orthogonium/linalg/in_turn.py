@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.linalg.evaluation import HandWritten, autocasts, evaluate, has_values, may_look, products_are_rounded
+from orthogonium.linalg.multiply import add_product, multiply
 from orthogonium.linalg.triangular import (
     ENOUGH,
     BatchedCholeskyOrthogonalization,
@@ -67,7 +68,7 @@ class _Applied(HandWritten):
 
     @staticmethod
     def compute(x: Tensor, raw: Tensor, upper: Tensor) -> tuple[Tensor, list[Tensor]]:
-        y = torch.linalg.solve_triangular(upper, x @ raw.mT, upper=True, left=False)
+        y = torch.linalg.solve_triangular(upper, multiply(x, raw.mT), upper=True, left=False)
         return y, [y]
 
     @staticmethod
@@ -76,13 +77,13 @@ class _Applied(HandWritten):
     ) -> tuple[Tensor | None, Tensor | None, None]:
         (x, raw, upper), (y,) = inputs, saved
         p = torch.linalg.solve_triangular(upper.mT, grad, upper=False, left=False)
-        grad_x = p @ raw if wants[0] else None
+        grad_x = multiply(p, raw) if wants[0] else None
         if not wants[1]:
             return grad_x, None, None
-        s = lower_to_symmetric(grad.mT @ y)
+        s = lower_to_symmetric(multiply(grad.mT, y))
         s = torch.linalg.solve_triangular(upper, s, upper=True)
         s = torch.linalg.solve_triangular(upper.mT, s, upper=False, left=False)
-        return grad_x, (p.mT @ x).addmm_(s, raw, alpha=-1), None
+        return grad_x, multiply(p.mT, x).sub_(multiply(s, raw)), None
 
     @classmethod
     def plain(cls, x: Tensor, raw: Tensor, upper: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ def inverse_gram(raw: Tensor) -> Tensor | None:  # (b, r, c) → (b, r, r)
     inverse = torch.cholesky_inverse(upper, upper=True)
 
     def gram(v: Tensor) -> Tensor:
-        return torch.bmm(torch.bmm(torch.bmm(v, inverse), raw), raw.mT)
+        return multiply(multiply(multiply(v, inverse), raw), raw.mT)
 
     return inverse if power_steps(gram, raw) <= ENOUGH * torch.finfo(raw.dtype).eps else None
 
@@ -116,8 +117,8 @@ class _Projected(HandWritten):
 
     @staticmethod
     def compute(x: Tensor, raw: Tensor, inverse: Tensor) -> tuple[Tensor, list[Tensor]]:
-        z = torch.bmm(inverse, torch.bmm(raw, x))
-        y = torch.bmm(raw.mT, z)
+        z = multiply(inverse, multiply(raw, x))
+        y = multiply(raw.mT, z)
         return y, [z, x - y]
 
     @staticmethod
@@ -125,9 +126,9 @@ class _Projected(HandWritten):
         inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None]:
         (_, raw, inverse), (z, rest) = inputs, saved
-        w = torch.bmm(inverse, torch.bmm(raw, grad))
-        grad_x = torch.bmm(raw.mT, w)
-        grad_raw = torch.baddbmm(torch.bmm(w, rest.mT), z, (grad - grad_x).mT) if wants[1] else None
+        w = multiply(inverse, multiply(raw, grad))
+        grad_x = multiply(raw.mT, w)
+        grad_raw = add_product(multiply(w, rest.mT), z, (grad - grad_x).mT) if wants[1] else None
         return grad_x, grad_raw, None
 
     @classmethod
@@ -138,5 +139,5 @@ class _Projected(HandWritten):
 def project(x: Tensor, rows: Tensor, inverse: Tensor | None = None) -> Tensor:  # (b, c, p), (b, r, c), (b, r, r)
     """The projection of columns onto the span of rows, which are orthonormal unless their `inverse_gram` is given."""
     if inverse is None:
-        return torch.bmm(rows.mT, torch.bmm(rows, x))
+        return multiply(rows.mT, multiply(rows, x))
     return evaluate(_Projected, x, rows, inverse)

@@ -57,6 +57,7 @@ from torch import Tensor
 from orthogonium.linalg.deficiency import warn_if_deficient, warn_of_deficiency
 from orthogonium.linalg.evaluation import HandWritten, evaluate, float64_is_cheap, may_look, of_matrices, waits
 from orthogonium.linalg.matrix_map import ShapedMap
+from orthogonium.linalg.multiply import add_product, multiply
 from orthogonium.linalg.norms import magnitude, scale_to_unit
 
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
@@ -92,7 +93,7 @@ def _passes(x: Tensor) -> RowsAndFactor:
         return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
     if left > ENOUGH * torch.finfo(x.dtype).eps:
         w, factor = _cholesky_rows(w, product_below(w, w).mT)
-        upper = torch.bmm(factor, upper)
+        upper = multiply(factor, upper)
     return w, upper, None
 
 
@@ -100,12 +101,12 @@ def product_below(a: Tensor, b: Tensor) -> Tensor:  # (n, r, c), (n, r, c) → (
     """`ABᵀ` on and below the diagonal; what is above it means nothing. Note [One triangle]."""
     rows = a.shape[1]
     if rows < _MANY_ROWS or waits(a):
-        return torch.bmm(a, b.mT)
+        return multiply(a, b.mT)
     product = a.new_zeros(len(a), rows, rows)
     for x, y, z in zip(a, b, product, strict=True):
         for first in range(0, rows, _ROWS_AT_ONCE):
             end = min(first + _ROWS_AT_ONCE, rows)
-            torch.mm(x[first:end], y[:end].mT, out=z[first:end, :end])
+            z[first:end, :end] = multiply(x[first:end], y[:end].mT)
     return product
 
 
@@ -136,7 +137,7 @@ def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
     eps, rank = torch.finfo(x.dtype).eps, x.shape[1]
     scale = magnitude(x)
     x = x / scale
-    gram = torch.bmm(x, x.mT)
+    gram = multiply(x, x.mT)
     # The largest row sum bounds ‖XXᵀ‖; the floor keeps zero input finite.
     shift = gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps).mul(_SHIFT * eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
@@ -146,7 +147,7 @@ def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
         gram = _shifted_gram(x)
         missing = rank - gram.diagonal(dim1=-2, dim2=-1).sum(-1).min().item() if looks else 0.0
         x, factor = _cholesky_rows(x, gram)
-        upper = torch.bmm(factor, upper)
+        upper = multiply(factor, upper)
         if looks and missing <= 0.5:
             break
         if looks and done == most - 1:
@@ -197,7 +198,7 @@ class _GramSchmidt(HandWritten):
     def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor, None]:
         w, upper, *scale = saved
         g = _batch(grad).to(w.dtype)
-        rest = torch.baddbmm(g, lower_to_symmetric(product_below(g, w)), w, alpha=-1)
+        rest = add_product(g, lower_to_symmetric(product_below(g, w)), w, alpha=-1)
         lower = upper.contiguous().mT  # Note [Layouts]
         grad_x = torch.linalg.solve_triangular(lower, rest.mT, upper=False, left=False).mT
         for s in scale:

@@ -42,6 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.linalg.evaluation import HandWritten, evaluate, waits
+from orthogonium.linalg.multiply import add_product, multiply
 
 _FEW = 128  # channels up to which operators cost more than their arithmetic
 
@@ -55,8 +56,8 @@ def rotation(bases: Tensor, columns: int) -> Tensor:  # (g, 2, r, c) → (g, c, 
     """The first columns of `(I − 2P)(I − 2Q)`."""
     m, n = bases.unbind(1)
     identity = torch.eye(m.shape[2], columns, dtype=m.dtype, device=m.device)
-    x = torch.baddbmm(identity, n.mT, n[..., :columns], alpha=-2)
-    return torch.baddbmm(x, m.mT, torch.bmm(m, x), alpha=-2)
+    x = add_product(identity, n.mT, n[..., :columns], alpha=-2)
+    return add_product(x, m.mT, multiply(m, x), alpha=-2)
 
 
 def compose(
@@ -95,7 +96,7 @@ def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tens
     if _has_three_taps(bases, counts):
         first, *others, last = evaluate(_Taps, bases.contiguous()).unbind(1)
         x = _rotation_of(first, columns)
-        return [*(all_taps(pair.chunk(2, 1)) for pair in others), all_taps(torch.bmm(last, x).chunk(2, 1), x)]
+        return [*(all_taps(pair.chunk(2, 1)) for pair in others), all_taps(multiply(last, x).chunk(2, 1), x)]
     first, *axes = bases.split((2, *counts), 1)
     taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
     return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], rotation(first, columns).unsqueeze(-1), 3)]
@@ -136,29 +137,29 @@ def _project(bases: Tensor, x: Tensor) -> list[Tensor]:  # (g, 1 or 2, r, c)
     """The term `PX`; or `PQX = Mᵀ(MNᵀ)NX` and `(P + Q − 2PQ)X = Uᵀ[MX − 2(MNᵀ)NX; NX]`."""
     u, flat = bases.flatten(1, 2), x.flatten(2)
     if bases.shape[1] == 1:
-        return [torch.bmm(u.mT, torch.bmm(u, flat))]
+        return [multiply(u.mT, multiply(u, flat))]
     m, n = bases.unbind(1)
-    above, below = torch.bmm(u, flat).chunk(2, 1)
-    inner = torch.bmm(torch.bmm(m, n.mT), below)
+    above, below = multiply(u, flat).chunk(2, 1)
+    inner = multiply(multiply(m, n.mT), below)
     coordinates = torch.cat((torch.add(above, inner, alpha=-2), below), 1)
-    return [torch.bmm(m.mT, inner), torch.bmm(u.mT, coordinates)]
+    return [multiply(m.mT, inner), multiply(u.mT, coordinates)]
 
 
 def taps_of(bases: Tensor) -> tuple[Tensor, ...]:  # (g, n, r, c) → n of (g, c, c)
     """`P`; or `PQ` and `P + Q − 2PQ`: all taps but the last, of one factor or two."""
     u = bases.flatten(1, 2)
-    total = torch.bmm(u.mT, u)
+    total = multiply(u.mT, u)
     if bases.shape[1] == 1:
         return (total,)
     m, n = bases.unbind(1)
-    product = torch.bmm(m.mT, torch.bmm(torch.bmm(m, n.mT), n))
+    product = multiply(m.mT, multiply(multiply(m, n.mT), n))
     return product, torch.add(total, product, alpha=-2)
 
 
 def apply_taps(taps: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (g, c, c), (g, c, m, *t)
     """The product with these taps (all but the last) along an axis of the kernel, times the kernel."""
     flat = x.flatten(2)
-    return _assemble([torch.bmm(tap, flat) for tap in taps], x, dim)
+    return _assemble([multiply(tap, flat) for tap in taps], x, dim)
 
 
 def multiply_taps(parts: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
@@ -195,10 +196,10 @@ class _Taps(HandWritten):
         g, n, r, c = bases.shape
         m, below = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
-        overlap = torch.bmm(m, below.mT)
-        inner = torch.bmm(overlap, below)
-        product = torch.bmm(m.mT, inner)
-        taps = torch.cat((product, torch.bmm(u.mT, u).sub_(product, alpha=2)), 1)
+        overlap = multiply(m, below.mT)
+        inner = multiply(overlap, below)
+        product = multiply(m.mT, inner)
+        taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1)
         return taps.view(g, n // 2, 2 * c, c), [overlap, inner]
 
     @staticmethod
@@ -209,11 +210,11 @@ class _Taps(HandWritten):
         of_product, of_sum = grad.reshape(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
         m, below = bases.view(-1, 2, r, c).unbind(1)
-        of_inner = torch.bmm(m, of_product)
-        of_overlap = torch.bmm(of_inner, below.mT)
-        result = torch.bmm(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
-        result[:, 0] += torch.bmm(inner, of_product.mT).add_(torch.bmm(of_overlap, below))
-        result[:, 1] += torch.bmm(overlap.mT, of_inner).add_(torch.bmm(of_overlap.mT, m))
+        of_inner = multiply(m, of_product)
+        of_overlap = multiply(of_inner, below.mT)
+        result = multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
+        result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, below))
+        result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, m))
         return (result.view(bases.shape),)
 
     @classmethod
@@ -236,7 +237,7 @@ class _ThreeTaps(HandWritten):
         steps = []
         for pair in reversed(range(1, n)):  # the last axis is applied first; its taps come last
             steps.append(x)
-            first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
+            first, second = multiply(taps[:, pair], x).chunk(2, 1)
             terms = first, second, (x - first).sub_(second)
             if pair > 1:
                 x = torch.stack(terms, 2).view(g, c, -1)
@@ -259,7 +260,7 @@ class _ThreeTaps(HandWritten):
             last = parts[:, 2:].contiguous()
             above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
             torch.bmm(above, x.mT, out=grad_taps[pair])
-            grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
+            grad = add_product(last.view(g, c, -1), taps[:, pair].mT, above)
         grad_taps[0, :, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
         return grad_taps.transpose(0, 1), None, None
 

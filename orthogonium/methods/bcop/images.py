@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.linalg.in_turn import project
+from orthogonium.linalg.multiply import add_product, multiply
 
 Span = tuple[Tensor, Tensor | None]  # of rows (g, r, c): orthonormal, or with their inverse Gram matrices (g, r, r)
 
@@ -55,8 +56,8 @@ def apply_factors(spans: Sequence[Span], x: Tensor, dilation: int) -> Tensor:  #
     x = x.flatten(2)
     for rows, inverse in spans:
         if inverse is None:
-            coordinates = torch.bmm(rows, x)
-            x = torch.baddbmm(x[..., shift:], rows.mT, coordinates[..., :-shift] - coordinates[..., shift:])
+            coordinates = multiply(rows, x)
+            x = add_product(x[..., shift:], rows.mT, coordinates[..., :-shift] - coordinates[..., shift:])
         else:
             x = x[..., shift:] + project(x[..., :-shift] - x[..., shift:], rows, inverse)
     return x.unflatten(2, (-1, *others))
@@ -80,5 +81,5 @@ def convolve_tiles(x: Tensor, kernel: Tensor) -> Tensor:  # (n, g, c, *sizes), (
     places = range(3, x.dim(), 2)  # of the tiles; the pixels of a tile follow
     x = x.permute(1, 2, *(i + 1 for i in places), places[-1], 0, *places[:-1])  # the last axis leads
     sizes = x.shape[2 + len(tile) :]
-    y = torch.bmm(kernel.flatten(2), x.reshape(x.shape[0], -1, math.prod(sizes)))
+    y = multiply(kernel.flatten(2), x.reshape(x.shape[0], -1, math.prod(sizes)))
     return y.unflatten(2, sizes).movedim((0, 1, 2), (1, 2, 2 + len(tile)))
