@@ -42,7 +42,8 @@ Cholesky returns it, backward the transpose of a row-major copy. Otherwise it ta
 Note [One triangle]
 Cholesky reads one triangle of `XXᵀ`, the adjoint one of `GWᵀ`. Torch has no product that stops at the diagonal. Some
 rows at a time, each time up to the last diagonal entry, it takes little more than half of the flops; this pays for many
-rows on a CPU (0.6 to 0.7 of the time for 512 to 2048), and elsewhere one launch is better than many.
+rows on a CPU (0.8 to 0.95 of the time for 256, 0.6 to 0.7 for 512 to 2048), and elsewhere one launch is better than
+many.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from orthogonium.linalg.norms import magnitude, scale_to_unit
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
 ENOUGH = 16.0  # what the last pass may leave, in units of eps
-_MANY_ROWS, _ROWS_AT_ONCE = 512, 128  # Note [One triangle]
+_MANY_ROWS, _ROWS_AT_ONCE = 256, 128  # Note [One triangle]
 _LITTLE = 4e-3  # what the pass before the last may leave; in float32, gradients are then good to 1e-5
 
 RowsAndFactor: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # W, Lᵀ, s with X = s·LW; None for s = 1
@@ -93,7 +94,7 @@ def _passes(x: Tensor) -> RowsAndFactor:
         return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
     if left > ENOUGH * torch.finfo(x.dtype).eps:
         w, factor = _cholesky_rows(w, product_below(w, w).mT)
-        upper = multiply(factor, upper)
+        upper = torch.bmm(factor, upper)
     return w, upper, None
 
 
@@ -101,7 +102,7 @@ def product_below(a: Tensor, b: Tensor) -> Tensor:  # (n, r, c), (n, r, c) → (
     """`ABᵀ` on and below the diagonal; what is above it means nothing. Note [One triangle]."""
     rows = a.shape[1]
     if rows < _MANY_ROWS or waits(a):
-        return multiply(a, b.mT)
+        return torch.bmm(a, b.mT)
     product = a.new_zeros(len(a), rows, rows)
     for x, y, z in zip(a, b, product, strict=True):
         for first in range(0, rows, _ROWS_AT_ONCE):
@@ -137,7 +138,7 @@ def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
     eps, rank = torch.finfo(x.dtype).eps, x.shape[1]
     scale = magnitude(x)
     x = x / scale
-    gram = multiply(x, x.mT)
+    gram = torch.bmm(x, x.mT)
     # The largest row sum bounds ‖XXᵀ‖; the floor keeps zero input finite.
     shift = gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps).mul(_SHIFT * eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
@@ -147,7 +148,7 @@ def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
         gram = _shifted_gram(x)
         missing = rank - gram.diagonal(dim1=-2, dim2=-1).sum(-1).min().item() if looks else 0.0
         x, factor = _cholesky_rows(x, gram)
-        upper = multiply(factor, upper)
+        upper = torch.bmm(factor, upper)
         if looks and missing <= 0.5:
             break
         if looks and done == most - 1:
@@ -198,7 +199,8 @@ class _GramSchmidt(HandWritten):
     def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor, None]:
         w, upper, *scale = saved
         g = _batch(grad).to(w.dtype)
-        rest = add_product(g, lower_to_symmetric(product_below(g, w)), w, alpha=-1)
+        subtract = partial(torch.baddbmm if w.shape[1] < _MANY_ROWS else add_product, alpha=-1)
+        rest = subtract(g, lower_to_symmetric(product_below(g, w)), w)
         lower = upper.contiguous().mT  # Note [Layouts]
         grad_x = torch.linalg.solve_triangular(lower, rest.mT, upper=False, left=False).mT
         for s in scale:
