@@ -125,7 +125,8 @@ def _ahead(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.flatten(1), dim=1).reshape(-1, *[1] * (x.dim() - 1))
+    norm = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)  # many equal numbers add up inexactly
+    return norm.to(x.dtype).reshape(-1, *[1] * (x.dim() - 1))
 
 
 def _direction(slope: Tensor, noise: Tensor) -> Tensor:

@@ -21,10 +21,11 @@ from orthogonium.linalg.matrix_map import MatrixMap, ShapedMap
 def magnitude(w: Tensor) -> Tensor:  # (..., rows, columns) → (..., 1, 1)
     """The largest absolute entry of each matrix; 1 where all are zero.
 
-    Not denormal: torch divides complex numbers by multiplying with reciprocals, which would overflow.
+    Not denormal: torch divides complex numbers by multiplying with reciprocals, which would overflow. And finite, as
+    their parts are: within √2 of the largest.
     """
-    largest = w.abs().amax((-2, -1), keepdim=True)
-    return torch.where(largest > 0, largest.clamp_min(torch.finfo(w.dtype).tiny), 1.0)
+    largest, info = w.abs().amax((-2, -1), keepdim=True), torch.finfo(w.dtype)
+    return torch.where(largest > 0, largest.clamp(info.tiny, info.max), 1.0)
 
 
 def scale_to_unit(w: Tensor) -> Tensor:

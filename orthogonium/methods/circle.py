@@ -21,6 +21,7 @@ from torch import Tensor
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.circle import from_frequencies, to_frequencies, wrap_taps
 from orthogonium.kernels.phases import stack_phases, unstack_phases
+from orthogonium.linalg.evaluation import float64_is_cheap
 from orthogonium.methods.kernel import ConvKernel
 
 Grid = tuple[int, ...]
@@ -77,6 +78,8 @@ class CircleKernel(ConvKernel):
         raise NotImplementedError
 
     def build(self, *raw: Tensor, grid: Grid | None = None) -> Tensor:
+        if float64_is_cheap(raw[0]):  # transforms round symbols, which may be ill-conditioned, and ω apart from −ω
+            return self.build(*(t.double() for t in raw), grid=grid).to(raw[0].dtype)
         strides = self.geometry.stride
         taps = unstack_phases(self.taps(grid or self.grid, *raw), strides)
         first = [n - m for n, m in zip(left_of(tuple(taps.shape[3:]), strides), self.ahead, strict=True)]

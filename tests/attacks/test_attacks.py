@@ -10,6 +10,8 @@ from torch import nn
 
 from orthogonium.attacks import attack, break_certificates, empirical_accuracy, l2_pgd, list_attacks
 from orthogonium.attacks.balls import NumberedUnitBalls, UnitBalls
+from orthogonium.attacks.distances import distances, inner_radii
+from orthogonium.attacks.pgd import _projected
 from orthogonium.errors import NumericalWarning, ParameterError, ShapeError
 
 IMAGE = (2, 5, 5)
@@ -37,6 +39,14 @@ def test_pgd_finds_what_is_just_inside_and_nothing_just_outside(dtype):
     assert found.float().mean() > 0.95
     distance = (inside.double() - x.double()).flatten(1).norm(dim=1)
     assert (distance <= 1.02 * exact).all() and (distance[found] >= exact[found] * 0.999).all()
+
+
+@pytest.mark.parametrize("size", [3, 3072, 150528])
+def test_projected_points_are_inside(size):
+    """Also where all pixels differ by the same: many equal squares add up inexactly in float32."""
+    x, radii = torch.zeros(2, size), torch.full((2,), 0.1, dtype=torch.float64)
+    points = _projected(x + 3.3, x, inner_radii(x, radii), -math.inf, math.inf)
+    assert (distances(points, x) <= radii).all()
 
 
 def test_points_are_drawn_back_to_the_boundary():

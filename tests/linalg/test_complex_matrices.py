@@ -109,6 +109,12 @@ def test_any_scale(function, scale):
     torch.testing.assert_close(w @ w.mH, torch.eye(4, dtype=w.dtype).expand(2, 4, 4), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("function", [polar, cayley], ids=lambda f: f.__name__)
+def test_moduli_beyond_the_largest_number(function):
+    w = torch.complex(torch.tensor([[1.0, 0.9], [-0.8, 1.0]]), torch.tensor([[1.0, -1.0], [0.9, 0.8]]))
+    torch.testing.assert_close(function(3e38 * w), function(1e6 * w), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("function", [cholesky, qr, bjorck])
 def test_functions_of_real_matrices_alone_say_so(function):
     with pytest.raises(ShapeError, match="floating point"):

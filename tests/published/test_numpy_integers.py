@@ -61,6 +61,12 @@ def test_the_rest(kind):
     assert conv_orthogonal_(torch.empty(8, 4, 2, 2), stride=n(2), groups=n(2)).shape == (8, 4, 2, 2)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, lambda n: torch.tensor(n, dtype=torch.uint8)], ids=["numpy", "torch"])
+def test_products_of_small_integers_do_not_wrap(kind):
+    block = SDPBasedLipschitzResBlock(kind(100), kind(3))
+    assert repr(block) == repr(SDPBasedLipschitzResBlock(100, 3)) and "300" in repr(block)
+
+
 def test_geometries_hold_ints():
     geometry = ConvGeometry.of(2, np.int64(8), np.int64(8), np.int64(3), (np.int64(1),) * 2, groups=np.int64(2))
     sizes = (geometry.in_channels, geometry.groups, *geometry.kernel_size, *geometry.stride, *geometry.weight_shape)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from orthogonium.annotations import as_int
 from orthogonium.errors import GeometryError
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size
@@ -86,7 +87,7 @@ class ConvBlock(LipschitzBlock):
 
 def inner_channels(name: str, channels: int, factor: float, groups: int) -> int:
     """Number of inner channels, `⌊factor · channels⌋` up to the rounding of the product."""
-    inner = math.floor(channels * factor + 1e-9) if 0 < factor < math.inf else 0
+    inner = math.floor(as_int(channels) * float(factor) + 1e-9) if 0 < factor < math.inf else 0
     if inner < 1 or inner % groups:
         raise GeometryError(
             f"{name}: inner_dim_factor={factor} gives {inner} inner channels for {channels} channels; needs a positive "

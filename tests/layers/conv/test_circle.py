@@ -112,6 +112,35 @@ def test_reflectors_of_dependent_directions(edit, dtype):
             torch.testing.assert_close(again(x), expected)
 
 
+def _nearly_dependent(layer, distance):
+    with torch.no_grad():
+        raw = layer.parametrizations.weight.original
+        raw.normal_()
+        raw[:, -1] = raw[:, 0] + distance * raw[:, -1]
+    return layer
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-6, 1e-7])
+def test_reflectors_of_nearly_dependent_directions(distance):
+    """Transforms of these sizes round ω and −ω apart, and what the directions differ by is no more than that."""
+    layer = _nearly_dependent(circle.BROConv2d(3, 3, 3, rank=2), distance)
+    assert (singular_values(layer, 3, 9, 20) - 1).abs().max() <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(("method", "distance"), [("LOT", 1e-4), ("BRO", 1e-3)])
+def test_float32_is_float64_to_rounding(method, distance):
+    """Weights and gradients, of symbols with condition numbers up to 1e5 or so."""
+    layer = _nearly_dependent(conv(method, 2)(6, 6, 3, image_size=8), distance)
+    upstream = torch.randn_like(layer.weight)
+    results = []
+    for twin in (layer, copy.deepcopy(layer).double()):
+        weight = twin.weight
+        raw = list(twin.parametrizations.weight.parameters())
+        results.append([weight, *torch.autograd.grad(weight, raw, upstream.to(weight.dtype))])
+    for found, expected in zip(*results, strict=True):
+        assert (found.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
 @methods
 def test_other_sizes_keep_the_constant(method):
     """Where the stride does not divide the image, zeros fill it up."""
