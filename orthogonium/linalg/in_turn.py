@@ -1,13 +1,12 @@
 """Products with the orthonormal rows `W = L⁻¹ X` of Gram–Schmidt, `x Wᵀ` and `WᵀW x`, without W.
 
 Note [Without W]
-A dense layer with many more inputs than outputs and a small batch may apply X, then L⁻¹, to its inputs. For r outputs
-and c inputs that takes 3 to 4 r²c flops of a training step besides those of any dense layer (one triangle of the Gram
-matrix and its derivative times X) instead of 8 r²c: solves with L and products with its derivative
-act on few columns. With `P = Ȳ L⁻¹` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is
+A dense layer with many more inputs than outputs and a small batch may apply X, then `K = L⁻¹`, to its inputs. For r
+outputs and c inputs that takes 3 to 4 r²c flops of a training step besides those of any dense layer (one triangle of
+the Gram matrix and its derivative times X) instead of 8 r²c: products with K and its derivative act on few columns. With `P = ȲK` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is
 that of `Ȳᵀ y`,
 
-    ∇x = P X,    ∇X = Pᵀ x − L⁻ᵀ S L⁻¹ X.
+    ∇x = P X,    ∇X = Pᵀ x − KᵀSK X.
 
 That is Gram–Schmidt in one pass, for matrices for which one is enough (Note [Passes] of `triangular.py`). Whether it
 is enough is measured, which is only free on CPUs.
@@ -37,6 +36,7 @@ from orthogonium.linalg.triangular import (
     ENOUGH,
     BatchedCholeskyOrthogonalization,
     cholesky,
+    inverse_factor,
     lower_to_symmetric,
     power_steps,
     product_below,
@@ -53,47 +53,44 @@ def needs_no_rows(orthonormalize: Any, x: Tensor, raw: Tensor) -> bool:
 
 
 def _factor(raw: Tensor) -> Tensor | None:  # (r, c) → (r, r)
-    """`Lᵀ`, if one pass is enough."""
-    upper = torch.linalg.cholesky_ex(product_below(raw[None], raw[None])[0].mT, upper=True)[0]
+    """`L⁻¹`, if one pass is enough."""
+    inverse = inverse_factor(product_below(raw[None], raw[None]))[0]
 
     def gram(v: Tensor) -> Tensor:  # times L⁻¹ XXᵀ L⁻ᵀ, as it is applied
-        v = torch.linalg.solve_triangular(upper.mT, v[0], upper=False, left=False) @ raw
-        return torch.linalg.solve_triangular(upper, v @ raw.mT, upper=True, left=False)[None]
+        return v @ inverse @ raw @ raw.mT @ inverse.mT
 
-    return upper if power_steps(gram, raw[None]) <= ENOUGH * torch.finfo(raw.dtype).eps else None
+    return inverse if power_steps(gram, raw[None]) <= ENOUGH * torch.finfo(raw.dtype).eps else None
 
 
 class _Applied(HandWritten):
-    """(x, X, Lᵀ) → y."""
+    """(x, X, L⁻¹) → y."""
 
     @staticmethod
-    def compute(x: Tensor, raw: Tensor, upper: Tensor) -> tuple[Tensor, list[Tensor]]:
-        y = torch.linalg.solve_triangular(upper, multiply(x, raw.mT), upper=True, left=False)
+    def compute(x: Tensor, raw: Tensor, inverse: Tensor) -> tuple[Tensor, list[Tensor]]:
+        y = multiply(multiply(x, raw.mT), inverse.mT)
         return y, [y]
 
     @staticmethod
     def adjoint(
         inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None]:
-        (x, raw, upper), (y,) = inputs, saved
-        p = torch.linalg.solve_triangular(upper.mT, grad, upper=False, left=False)
+        (x, raw, inverse), (y,) = inputs, saved
+        p = multiply(grad, inverse)
         grad_x = multiply(p, raw) if wants[0] else None
         if not wants[1]:
             return grad_x, None, None
-        s = lower_to_symmetric(multiply(grad.mT, y))
-        s = torch.linalg.solve_triangular(upper, s, upper=True)
-        s = torch.linalg.solve_triangular(upper.mT, s, upper=False, left=False)
+        s = multiply(multiply(inverse.mT, lower_to_symmetric(multiply(grad.mT, y))), inverse)
         return grad_x, multiply(p.mT, x).sub_(multiply(s, raw)), None
 
     @classmethod
-    def plain(cls, x: Tensor, raw: Tensor, upper: Tensor) -> Tensor:
+    def plain(cls, x: Tensor, raw: Tensor, inverse: Tensor) -> Tensor:
         return F.linear(x, cholesky(raw))
 
 
 def apply_orthonormal_rows(x: Tensor, raw: Tensor) -> Tensor:  # (b, c), (r, c) → (b, r)
     """`x Wᵀ` for the rows W that `cholesky` makes of a wide matrix, by the matrix itself if that is exact."""
-    upper = _factor(raw.detach())
-    return F.linear(x, cholesky(raw)) if upper is None else evaluate(_Applied, x, raw, upper)
+    inverse = _factor(raw.detach())
+    return F.linear(x, cholesky(raw)) if inverse is None else evaluate(_Applied, x, raw, inverse)
 
 
 # ── WᵀW x: Note [Projections] ──
@@ -101,10 +98,8 @@ def apply_orthonormal_rows(x: Tensor, raw: Tensor) -> Tensor:  # (b, c), (r, c) 
 
 def inverse_gram(raw: Tensor) -> Tensor | None:  # (b, r, c) → (b, r, r)
     """`(XXᵀ)⁻¹`, if it gives projections as exact as one pass that is enough."""
-    upper, info = torch.linalg.cholesky_ex(product_below(raw, raw).mT, upper=True)
-    if info.any():
-        return None
-    inverse = torch.cholesky_inverse(upper, upper=True)
+    factor = inverse_factor(product_below(raw, raw))
+    inverse = multiply(factor.mT, factor)
 
     def gram(v: Tensor) -> Tensor:
         return multiply(multiply(multiply(v, inverse), raw), raw.mT)

@@ -44,11 +44,11 @@ def _is_half_idle() -> bool:
 _HALF_IDLE = _is_half_idle()
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:  # (m, k), (k, n) → (m, n); or a batch of each
+def multiply(a: Tensor, b: Tensor) -> Tensor:  # (..., m, k), (..., k, n) → (..., m, n)
     """`AB`."""
     if _pays(a, b):
         return evaluate(Product, a, b)
-    return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
+    return torch.bmm(a, b) if a.dim() == 3 else a @ b
 
 
 def add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:  # of batches; x is broadcast
@@ -60,7 +60,8 @@ def _pays(a: Tensor, b: Tensor) -> bool:
     if not _HALF_IDLE or torch.compiler.is_compiling() or not a.dtype == b.dtype == torch.float32:
         return False
     m, k, n = *a.shape[-2:], b.shape[-1]
-    return a.device.type == "cpu" and min(m, k, n) >= _THINNEST and m * k * n >= _FEWEST and has_values(a, b)
+    large = min(m, k, n) >= _THINNEST and m * k * n >= _FEWEST
+    return large and a.device.type == "cpu" and a.dim() == b.dim() <= 3 and has_values(a, b)
 
 
 class Product(HandWritten):

@@ -14,27 +14,28 @@ from orthogonium.errors import ParameterError
 from orthogonium.linalg.deficiency import warn_if_deficient
 from orthogonium.linalg.evaluation import of_matrices
 from orthogonium.linalg.matrix_map import ShapedMap
+from orthogonium.linalg.multiply import multiply
 
 
 def _gram(w: Tensor) -> Tensor:
     """The Gram matrix of the smaller side."""
-    return w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
+    return multiply(w, w.mH) if w.shape[-2] <= w.shape[-1] else multiply(w.mH, w)
 
 
-def _multiply(p: Tensor, w: Tensor) -> Tensor:
+def _apply(p: Tensor, w: Tensor) -> Tensor:
     """A function of the Gram matrix, applied on the side it came from."""
-    return p @ w if w.shape[-2] <= w.shape[-1] else w @ p
+    return multiply(p, w) if w.shape[-2] <= w.shape[-1] else multiply(w, p)
 
 
 def cubic_step(w: Tensor, beta: float = 0.5) -> Tensor:
     """`(1 + β) W − β W WᵀW`. For β = ½ an error e becomes 1.5 e², and σ ≤ 2 before the step gives σ ≤ 1 after it."""
-    return (1 + beta) * w - beta * _multiply(_gram(w), w)
+    return (1 + beta) * w - beta * _apply(_gram(w), w)
 
 
 def quintic_step(w: Tensor, a: float, b: float, c: float) -> Tensor:
     """`aW + b WWᵀW + c (WWᵀ)²W`."""
     gram = _gram(w)
-    return a * w + _multiply(b * gram + c * (gram @ gram), w)
+    return a * w + _apply(b * gram + c * multiply(gram, gram), w)
 
 
 @of_matrices(factorizes=False)

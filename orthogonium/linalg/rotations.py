@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from orthogonium.errors import ParameterError
 from orthogonium.linalg.evaluation import may_look, of_matrices
 from orthogonium.linalg.matrix_map import ShapedMap
+from orthogonium.linalg.multiply import multiply
 from orthogonium.linalg.newton_schulz import cubic_step
 from orthogonium.linalg.norms import magnitude
 
@@ -68,7 +69,7 @@ def _series(a: Tensor, terms: int) -> Tensor:
     """`Σ_{1 ≤ i ≤ terms} Aⁱ/i!`, by Horner's rule: exp(A) − I, if `terms` is large enough."""
     result = a / terms
     for i in range(terms - 1, 0, -1):
-        result = (a + a @ result) / i
+        result = (a + multiply(a, result)) / i
     return result
 
 
@@ -84,7 +85,7 @@ def _whole_exponential(a: Tensor, squarings: int = SQUARINGS) -> Tensor:
     terms = 5 if torch.finfo(a.dtype).bits == 32 else 10
     result = _series(a / 2**squarings, terms)
     for _ in range(squarings):
-        result = 2 * result + result @ result
+        result = 2 * result + multiply(result, result)
     return result
 
 
@@ -97,10 +98,10 @@ def _thin_exponential(w: Tensor, terms: int | None) -> Tensor:  # (..., r, c), 2
     largest = magnitude(b.detach())
     s = largest * _norm_bound(b.detach() / largest)
     identity = torch.eye(rows, dtype=w.dtype, device=w.device).expand_as(a)
-    upper, lower = torch.cat((a, b @ b.mH / s), -1), torch.cat((-s * identity, torch.zeros_like(a)), -1)
+    upper, lower = torch.cat((a, multiply(b, b.mH) / s), -1), torch.cat((-s * identity, torch.zeros_like(a)), -1)
     both = torch.cat((upper, lower), -2)  # of norm 2·`MAX_NORM` at most
     turn = _whole_exponential(both, SQUARINGS + 1) if terms is None else _series(both, terms)
-    return torch.cat((turn[..., :rows, :rows], -(turn[..., rows:, :rows] / s) @ b), -1)
+    return torch.cat((turn[..., :rows, :rows], -multiply(turn[..., rows:, :rows] / s, b)), -1)
 
 
 @of_matrices(factorizes=False, or_complex=True)
@@ -159,8 +160,8 @@ def cayley(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     if rows == size:
         return _cleaned(2 * _inverse(identity + (w - w.mH)) - identity)
     u, v = w.split((size, rows - size), -2)
-    inverse = _inverse(identity + (u - u.mH) + v.mH @ v)  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
-    return _cleaned(torch.cat([2 * inverse - identity, -2 * v @ inverse], dim=-2))
+    inverse = _inverse(identity + (u - u.mH) + multiply(v.mH, v))  # (I + A)⁻¹, and (I − A)(I + A)⁻¹ = 2(I + A)⁻¹ − I
+    return _cleaned(torch.cat([2 * inverse - identity, -2 * multiply(v, inverse)], dim=-2))
 
 
 class BatchedExponentialOrthogonalization(ShapedMap):

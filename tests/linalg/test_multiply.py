@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from orthogonium.layers import AdaptiveOrthoConv2d, OrthoLinear
+from orthogonium.linalg import bjorck, cayley, cholesky, exponential
 from orthogonium.linalg import multiply as module
 from orthogonium.linalg.evaluation import evaluate
 from orthogonium.linalg.multiply import Product, add_product, amd_family, multiply
@@ -122,6 +123,20 @@ def test_layers_are_the_same(layer, half_idle, monkeypatch):
         assert calls
     monkeypatch.setattr(module, "_HALF_IDLE", False)
     for ours, expected in zip(found, build(layer.double(), upstream.double()), strict=True):
+        error = (ours.double() - expected).norm() / expected.norm()
+        assert error <= 1e-5
+
+
+@pytest.mark.parametrize("function", [bjorck, exponential, cayley, cholesky])
+@pytest.mark.parametrize("shape", [(300, 300), (2, 300, 256), (256, 600)], ids=str)
+def test_orthogonal_matrices_are_the_same(function, shape, half_idle, monkeypatch):
+    w, upstream = torch.randn(shape) / 40, torch.randn(shape)
+    results = []
+    for x, half_idle in ((w, True), (w.double(), False)):
+        monkeypatch.setattr(module, "_HALF_IDLE", half_idle)
+        y = function(x.requires_grad_())
+        results.append((y, *torch.autograd.grad(y, x, upstream.to(x.dtype))))
+    for ours, expected in zip(*results, strict=True):
         error = (ours.double() - expected).norm() / expected.norm()
         assert error <= 1e-5
 
