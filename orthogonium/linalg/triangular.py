@@ -224,8 +224,8 @@ class _GramSchmidt(HandWritten):
     def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor, None]:
         w, inverse, *scale = saved
         g = _batch(grad).to(w.dtype)
-        subtract = partial(torch.baddbmm if w.shape[1] < _MANY_ROWS else add_product, alpha=-1)
-        grad_x = multiply(inverse.mT, subtract(g, lower_to_symmetric(product_below(g, w)), w))
+        symmetric = lower_to_symmetric(product_below(g, w))
+        grad_x = multiply(inverse.mT, add_product(g, symmetric, w, alpha=-1))
         for s in scale:
             grad_x = grad_x / s
         if grad_x.dtype != grad.dtype:  # for rank-deficient input it may overflow the smaller range
