@@ -21,7 +21,7 @@ any number of factors.
 Note [Three taps]
 For the kernels that most layers have, one pair of factors on each axis, a hand-written derivative takes the taps of all
 pairs at once, each axis in one product: half as many operators in a training step (measured by `benchmarks.ablation`).
-Up to 128 channels, and on accelerators, operators cost more than their arithmetic. With more channels, processors
+Up to 192 channels, and on accelerators, operators cost more than their arithmetic. With more channels, processors
 multiply one large matrix after the other, each by all threads; in a batch, each thread would take a whole matrix, which
 leaves one of two threads idle while the other takes the last of three.
 
@@ -44,7 +44,7 @@ from torch import Tensor
 from orthogonium.linalg.evaluation import HandWritten, evaluate, waits
 from orthogonium.linalg.multiply import add_product, multiply
 
-_FEW = 128  # channels up to which operators cost more than their arithmetic
+_FEW = 192  # channels up to which operators cost more than their arithmetic
 
 
 def count_bases(sizes: tuple[int, ...], rotate: bool) -> int:
