@@ -3,8 +3,8 @@
 Note [Without W]
 A dense layer with many more inputs than outputs and a small batch may apply X, then `K = L⁻¹`, to its inputs. For r
 outputs and c inputs that takes 3 to 4 r²c flops of a training step besides those of any dense layer (one triangle of
-the Gram matrix and its derivative times X) instead of 8 r²c: products with K and its derivative act on few columns. With `P = ȲK` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is
-that of `Ȳᵀ y`,
+the Gram matrix and its derivative times X) instead of 8 r²c: products with K and its derivative act on few columns.
+With `P = ȲK` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is that of `Ȳᵀ y`,
 
     ∇x = P X,    ∇X = Pᵀ x − KᵀSK X.
 

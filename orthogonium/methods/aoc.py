@@ -188,16 +188,15 @@ class OrthogonalKernel(ConvKernel):
         """The kernel that applying these one after the other amounts to."""
         return reduce(partial(block_conv, groups=self.geometry.groups), kernels)
 
-    def factors(self, *raw: Tensor, reflects: bool, orthonormal: bool) -> tuple[Tensor, ...]:
-        """The bases `(g, N, r, c)`, orthonormal or as they are; then the dense kernel `(g, out, in, *tile)`.
+    def factors(self, *raw: Tensor, reflects: bool, orthonormal: tuple[bool, bool]) -> tuple[Tensor, ...]:
+        """The bases `(g, N, r, c)`, then the dense matrix `(g, out, in·∏tile)`: orthonormal, or as they are.
 
         A rotation that `reflects` is left to its two bases, which come first.
         """
-        bases = self.orthonormalize(raw[0]) if orthonormal else raw[0]
+        bases = self.orthonormalize(raw[0]) if orthonormal[0] else raw[0]
         if self.has_rko:
-            return bases, self._rko(raw[-1])
+            return bases, self.orthogonalize(raw[-1]) if orthonormal[1] else raw[-1]
         if reflects:
             return (bases,)
         dense = rotation(bases[:, :2], self.columns)
-        dense = dense if self.dense_first else dense.mT
-        return bases[:, 2:], dense.reshape(*dense.shape, *[1] * self.geometry.dims)
+        return bases[:, 2:], dense if self.dense_first else dense.mT

@@ -22,10 +22,11 @@ from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Constrained, Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, replaces, waits
-from orthogonium.linalg.in_turn import inverse_gram, needs_no_rows
+from orthogonium.linalg.in_turn import apply_orthonormal_rows, inverse_gram, needs_no_rows
+from orthogonium.linalg.multiply import multiply
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import kind
-from orthogonium.methods.bcop.images import Span, apply_in_turn, convolve_tiles, reflect
+from orthogonium.methods.bcop.images import Span, apply_in_turn, apply_to_tiles, reflect
 from orthogonium.methods.kernel import Kernel
 from orthogonium.methods.soc import SkewExponentialKernel
 
@@ -134,15 +135,21 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
         others = [0] * (x.dim() - 3)
         return pad(x, [left, *others], [right - unused, *others], border.mode)
 
-    few, raw = _are_few(x.numel() // layer.in_channels, kernel), source[1][0]
-    as_they_are = few and kind(kernel) is not None and needs_no_rows(kernel.orthonormalize, x, raw)
-    inverse = inverse_gram(raw.detach().flatten(0, 1)) if as_they_are else None
-    by = partial(kernel.factors, reflects=few, orthonormal=inverse is None)
-    bases, *dense = source[0].parts(by, source[1])
-    inverses = [None] * bases.shape[1] if inverse is None else inverse.unflatten(0, raw.shape[:2]).unbind(1)
+    raw, pixels = source[1], x.numel() // layer.in_channels
+    few = _are_few(pixels, kernel)
+    as_they_are = few and kind(kernel) is not None and needs_no_rows(kernel.orthonormalize, x, raw[0])
+    inverse = inverse_gram(raw[0].detach().flatten(0, 1)) if as_they_are else None
+    # The same of the RKO matrix, which is applied to one column for each tile.
+    few_tiles = 4 * pixels <= math.prod(kernel.plan.rko_size) * raw[-1].shape[-1]
+    without_rows = as_they_are and kernel.has_rko and g.groups == 1 and few_tiles
+    without_rows = without_rows and needs_no_rows(kernel.orthogonalize, x, raw[-1])
+    by = partial(kernel.factors, reflects=few, orthonormal=(inverse is None, not without_rows))
+    bases, *dense = source[0].parts(by, raw)
+    inverses = [None] * bases.shape[1] if inverse is None else inverse.unflatten(0, bases.shape[:2]).unbind(1)
     spans: Iterator[Span] = zip(bases.unbind(1), inverses, strict=True)
     if dense:
-        apply_dense = partial(convolve_tiles, kernel=dense[0])
+        matrix = partial(_apply_rows, dense[0]) if without_rows else partial(multiply, dense[0])
+        apply_dense = partial(apply_to_tiles, tile=kernel.plan.rko_size, matrix=matrix)
     else:
         p, q = next(spans), next(spans)
         apply_dense = partial(reflect, spans=(q, p) if kernel.dense_first else (p, q), out=g.group_out)
@@ -151,6 +158,11 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     y = apply_in_turn(grouped, apply_dense, axes, kernel.dense_first, g.dilation, pad_axis)
     y = y if source[0].lipschitz == 1 else source[0].lipschitz * y
     return _add_bias(layer, standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:])))
+
+
+def _apply_rows(raw: Tensor, columns: Tensor) -> Tensor:  # (1, r, c), (1, c, p) → (1, r, p)
+    """The orthonormal rows of one matrix, which are not formed."""
+    return apply_orthonormal_rows(columns[0].mT, raw[0]).mT[None]
 
 
 def _are_few(pixels: int, kernel: OrthogonalKernel) -> bool:

@@ -73,13 +73,16 @@ def reflect(x: Tensor, spans: Sequence[Span], out: int) -> Tensor:  # (n, g, in,
     return x[:, :out].unflatten(2, (shape[0], *shape[3:])).movedim((0, 1), (1, 2))
 
 
-def convolve_tiles(x: Tensor, kernel: Tensor) -> Tensor:  # (n, g, c, *sizes), (g, m, c, *k) → (n, g, m, *(sizes / k))
-    """Convolve with a kernel as large as its stride, which divides the sizes: one product for all tiles."""
-    tile = kernel.shape[3:]
+def apply_to_tiles(
+    x: Tensor,  # (n, g, c, *sizes)
+    tile: Sequence[int],
+    matrix: Callable[[Tensor], Tensor],  # (g, c·∏tile, p) → (g, m, p)
+) -> Tensor:  # (n, g, m, *(sizes / tile))
+    """Apply a matrix to tiles, which divide the images: a kernel as large as its stride, in one product for all."""
     for axis, k in enumerate(tile, 3):
         x = x.unflatten(2 * axis - 3, (-1, k))
     places = range(3, x.dim(), 2)  # of the tiles; the pixels of a tile follow
     x = x.permute(1, 2, *(i + 1 for i in places), places[-1], 0, *places[:-1])  # the last axis leads
     sizes = x.shape[2 + len(tile) :]
-    y = multiply(kernel.flatten(2), x.reshape(x.shape[0], -1, math.prod(sizes)))
+    y = matrix(x.reshape(x.shape[0], -1, math.prod(sizes)))
     return y.unflatten(2, sizes).movedim((0, 1, 2), (1, 2, 2 + len(tile)))

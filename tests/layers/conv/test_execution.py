@@ -1,6 +1,7 @@
 """Which execution a layer takes. Factors in turn, where that is cheaper: the same function and gradients."""
 
 import itertools
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -76,12 +77,23 @@ def test_kernels_that_take_as_many_products_as_their_factors(channels, kernel, b
         assert execution.select_execution(layer, many).name == "padded"
 
 
+def _count(monkeypatch, function):
+    """A list that grows with each evaluation of a hand-written function."""
+    found, compute = [], function.compute
+    monkeypatch.setattr(function, "compute", staticmethod(lambda *args: found.append(1) or compute(*args)))
+    return found
+
+
 @pytest.fixture
 def projected(monkeypatch):
-    """A list that grows with each projection by a basis as it is."""
-    found, compute = [], in_turn._Projected.compute
-    monkeypatch.setattr(in_turn._Projected, "compute", staticmethod(lambda *args: found.append(1) or compute(*args)))
-    return found
+    """Projections by a basis as it is."""
+    return _count(monkeypatch, in_turn._Projected)
+
+
+@pytest.fixture
+def without_rows(monkeypatch):
+    """Products with the orthonormal rows of a matrix that are not formed."""
+    return _count(monkeypatch, in_turn._Applied)
 
 
 @pytest.mark.filterwarnings("ignore:.*the only orthogonal kernels are shifts")
@@ -100,6 +112,47 @@ def test_rotations_as_reflections(dims, channels, border, calls, projected):
     strided = make(channels, (1,) * dims, stride=2)  # leaves out pixels
     strided(torch.randn(2, channels[0], *[4] * dims, dtype=torch.float64))
     assert not calls
+
+
+@pytest.mark.parametrize("border", BORDERS, ids=str)
+@pytest.mark.parametrize("case", [case for case in STRIDED if case[0][2] == 1], ids=str)
+@pytest.mark.parametrize("calls", [True], indirect=True)
+def test_strides_without_rows(case, border, calls, without_rows, monkeypatch):
+    monkeypatch.setattr(execution, "MOST_PIXELS", 10**4)
+    channels, kernel, stride = case
+    for lipschitz in (1.0, 2.5):
+        layer = make(channels, kernel, stride=stride, padding=border[0], padding_mode=border[1], lipschitz=lipschitz)
+        with torch.no_grad():
+            layer.parametrizations.weight.original1.mul_(3).add_(0.1)
+        size = [s * -(-max(k, s) // s) for k, s in zip(kernel, stride, strict=True)]
+        few = 4 * math.prod(size) <= math.prod(stride) * layer.parametrizations.weight.original1.shape[-1]
+        assert_same_as_with_the_weight(layer, (1, channels[0], *size), calls)
+        assert bool(without_rows) == few
+        without_rows.clear()
+
+
+@pytest.mark.parametrize("calls", [True], indirect=True)
+def test_strided_matrices_whose_rows_are_formed(calls, without_rows):
+    x = torch.randn(1, 4, 4, 4)
+
+    def applies_no_rows(x, hooked=False, groups=1, **options):
+        layer = make((4 * groups, 8 * groups, groups), (3, 3), torch.float32, stride=2, **options)
+        if hooked:
+            layer.parametrizations.weight[0].kernel.orthogonalize.register_forward_hook(lambda m, x, y: y.flip(-1))
+        without_rows.clear()
+        y = layer(x)
+        found = bool(without_rows)
+        with parametrize.cached():
+            torch.testing.assert_close(y, layer(x), rtol=1e-5, atol=1e-5)
+        return found
+
+    assert applies_no_rows(x)
+    assert not applies_no_rows(x.repeat(8, 1, 1, 1))
+    assert not applies_no_rows(x.repeat(1, 2, 1, 1), groups=2)
+    assert not applies_no_rows(x, hooked=True)
+    assert not applies_no_rows(x, ortho_params=QR_ORTHO_PARAMS)
+    with tf32_allowed():
+        assert not applies_no_rows(x)
 
 
 def _make_rows_alike(chain):
