@@ -33,6 +33,7 @@ from orthogonium.layers.parametrization import Constraint, Source, raw_parameter
 from orthogonium.linalg.evaluation import waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import are_alike, kind
+from orthogonium.methods.kernel import Kernel
 
 _MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a CPU: Note [What pays]
 _FEWEST_ALONG_AXES = 128  # channels of a kernel that is built in parts: Note [Parts of weights]
@@ -89,19 +90,20 @@ def unsupplied(model: nn.Module) -> list[Source]:
 def batches(weights: Sequence[Source]) -> list[list[int]]:
     """Which weights are built together, by their places in the list. Note [What pays]."""
     groups: list[list[int]] = []
-    candidates: dict[Any, list[list[int]]] = {}  # groups that others may join, by what is compared at once
+    # Groups that others may join, and the first kernel of each, by what is compared at once.
+    candidates: dict[Any, list[tuple[Kernel, list[int]]]] = {}
     for i, (constraint, raw) in enumerate(weights):
         kernel = constraint.kernel
         tensors = tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in raw)
         found = candidates.setdefault((type(kernel), constraint.lipschitz, tensors), [])
-        own = next((g for g in found if constraint.is_as_written and are_alike(weights[g[0]][0].kernel, kernel)), None)
+        own = next((g for known, g in found if constraint.is_as_written and are_alike(known, kernel)), None)
         if own is not None:
             own.append(i)
             continue
         groups.append([i])
         pays = waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_NUMBERS
         if pays and constraint.is_as_written and kind(kernel) is not None:
-            found.append(groups[-1])
+            found.append((kernel, groups[-1]))
     return groups
 
 

@@ -57,7 +57,7 @@ def _factor(raw: Tensor) -> Tensor | None:  # (r, c) → (r, r)
     inverse = inverse_factor(product_below(raw[None], raw[None]))[0]
 
     def gram(v: Tensor) -> Tensor:  # times L⁻¹ XXᵀ L⁻ᵀ, as it is applied
-        return v @ inverse @ raw @ raw.mT @ inverse.mT
+        return multiply(multiply(v[0] @ inverse, raw), raw.mT)[None] @ inverse.mT
 
     return inverse if power_steps(gram, raw[None]) <= ENOUGH * torch.finfo(raw.dtype).eps else None
 

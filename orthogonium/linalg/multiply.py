@@ -21,8 +21,8 @@ from torch import Tensor
 
 from orthogonium.linalg.evaluation import HandWritten, evaluate
 
-_FEWEST = 2**23  # products of numbers: with fewer, MKL is as fast
-_THINNEST = 32  # the same of rows and columns
+_FEWEST = 6 * 2**20  # products of numbers: with fewer, MKL is as fast
+_THINNEST = 8  # the same of rows and columns
 _FIRST_WIDE_FAMILY = 26
 
 

@@ -70,6 +70,7 @@ _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
 ENOUGH = 16.0  # what the last pass may leave, in units of eps
 _MANY_ROWS, _ROWS_AT_ONCE = 256, 128  # Note [One triangle]
+_SMALL = 16  # number of rows: Note [What a pass leaves]
 _LITTLE = 4e-3  # what the pass before the last may leave; in float32, gradients are then good to 1e-5
 
 _BLOCK = 32  # Note [Inverse factor]
@@ -137,7 +138,11 @@ def product_below(a: Tensor, b: Tensor) -> Tensor:  # (n, r, c), (n, r, c) → (
 
 def _deviation(w: Tensor) -> float:  # (b, r, c)
     """About ‖WWᵀ − I‖ for the worst of the matrices. Note [What a pass leaves]."""
-    return power_steps(lambda v: torch.bmm(torch.bmm(v, w), w.mT), w)
+    if w.shape[1] <= _SMALL:
+        e = torch.bmm(w, w.mT)
+        e.diagonal(dim1=-2, dim2=-1).sub_(1)
+        return torch.linalg.vector_norm(e, dim=(-2, -1)).max().item()
+    return power_steps(lambda v: multiply(multiply(v, w), w.mT), w)
 
 
 def power_steps(gram: Callable[[Tensor], Tensor], like: Tensor) -> float:  # (b, r, c)

@@ -52,8 +52,9 @@ def are_alike(known: nn.Module | None, part: nn.Module | None) -> bool:
         return True
     if part is None or known is None or type(part) is not type(known) or part._modules.keys() != known._modules.keys():
         return False
-    own, other = ({**vars(p), "_modules": None} for p in (part, known))  # options, and that there are no hooks
-    return own == other and all(map(are_alike, known._modules.values(), part._modules.values()))
+    options = vars(known).copy()  # and that there are no hooks
+    options["_modules"] = part._modules
+    return options == vars(part) and all(map(are_alike, known._modules.values(), part._modules.values()))
 
 
 def direct_sum(kernel: Kernel, count: int) -> Kernel:

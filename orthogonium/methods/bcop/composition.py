@@ -233,16 +233,13 @@ class _ThreeTaps(HandWritten):
         """The kernel, and what each axis was applied to."""
         g, n, _, c = taps.shape
         x = _rotation_of(taps[:, 0], columns)
-        kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
         steps = []
         for pair in reversed(range(1, n)):  # the last axis is applied first; its taps come last
             steps.append(x)
             first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
-            terms = first, second, (x - first).sub_(second)
-            if pair > 1:
-                x = torch.stack(terms, 2).view(g, c, -1)
-        # The taps of all axes go behind the columns.
-        torch.stack([z.reshape(g, c, -1, columns).mT for z in terms], 3, out=kernel.view(g, c, columns, 3, -1))
+            x = torch.stack((first, second, (x - first).sub_(second)), 2).view(g, c, -1)
+        kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
+        kernel.view(g, c, columns, -1).copy_(x.view(g, c, -1, columns).mT)  # the taps go behind the columns
         return kernel, steps
 
     @staticmethod
@@ -252,8 +249,8 @@ class _ThreeTaps(HandWritten):
         """From the outermost axis to the rotation."""
         taps, columns = inputs[:2]
         g, n, _, c = taps.shape
-        grad_taps = taps.new_zeros(n, g, 2 * c, c)  # torch multiplies into contiguous memory as one batch
-        grad = grad.reshape(g, c, columns, -1).mT
+        grad_taps = taps.new_empty(n, g, 2 * c, c)  # torch multiplies into contiguous memory as one batch
+        grad = grad.reshape(g, c, columns, -1).mT.contiguous()
         for pair in range(1, n):
             x = saved.pop()
             parts = grad.view(g, c, 3, -1, columns).transpose(1, 2)
@@ -261,7 +258,7 @@ class _ThreeTaps(HandWritten):
             above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
             torch.bmm(above, x.mT, out=grad_taps[pair])
             grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
-        grad_taps[0, :, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
+        grad_taps[0].zero_()[:, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
         return grad_taps.transpose(0, 1), None, None
 
     @classmethod
