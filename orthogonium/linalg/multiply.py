@@ -57,11 +57,11 @@ def add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor: 
 
 
 def _pays(a: Tensor, b: Tensor) -> bool:
-    if not _HALF_IDLE or torch.compiler.is_compiling() or not a.dtype == b.dtype == torch.float32:
+    if not _HALF_IDLE or torch.compiler.is_compiling() or a.numel() * b.shape[-1] < _FEWEST:
         return False
     m, k, n = *a.shape[-2:], b.shape[-1]
     large = min(m, k, n) >= _THINNEST and m * k * n >= _FEWEST
-    return large and a.device.type == "cpu" and a.dim() == b.dim() <= 3
+    return large and a.dtype == b.dtype == torch.float32 and a.device.type == "cpu" and a.dim() == b.dim() <= 3
 
 
 class Product(HandWritten):

@@ -96,7 +96,7 @@ def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tens
     if _has_three_taps(bases, counts):
         first, *others, last = evaluate(_Taps, bases.contiguous()).unbind(1)
         x = _rotation_of(first, columns)
-        return [*(all_taps(pair.chunk(2, 1)) for pair in others), all_taps(torch.bmm(last, x).chunk(2, 1), x)]
+        return [*(all_taps(pair.chunk(2, 1)) for pair in others), all_taps(multiply(last, x).chunk(2, 1), x)]
     first, *axes = bases.split((2, *counts), 1)
     taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
     return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], rotation(first, columns).unsqueeze(-1), 3)]
@@ -196,10 +196,10 @@ class _Taps(HandWritten):
         g, n, r, c = bases.shape
         m, below = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
-        overlap = torch.bmm(m, below.mT)
-        inner = torch.bmm(overlap, below)
-        product = torch.bmm(m.mT, inner)
-        taps = torch.cat((product, torch.bmm(u.mT, u).sub_(product, alpha=2)), 1)
+        overlap = multiply(m, below.mT)
+        inner = multiply(overlap, below)
+        product = multiply(m.mT, inner)
+        taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1)
         return taps.view(g, n // 2, 2 * c, c), [overlap, inner]
 
     @staticmethod
@@ -210,11 +210,11 @@ class _Taps(HandWritten):
         of_product, of_sum = grad.reshape(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
         m, below = bases.view(-1, 2, r, c).unbind(1)
-        of_inner = torch.bmm(m, of_product)
-        of_overlap = torch.bmm(of_inner, below.mT)
-        result = torch.bmm(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
-        result[:, 0] += torch.bmm(inner, of_product.mT).add_(torch.bmm(of_overlap, below))
-        result[:, 1] += torch.bmm(overlap.mT, of_inner).add_(torch.bmm(of_overlap.mT, m))
+        of_inner = multiply(m, of_product)
+        of_overlap = multiply(of_inner, below.mT)
+        result = multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
+        result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, below))
+        result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, m))
         return (result.view(bases.shape),)
 
     @classmethod
@@ -236,7 +236,7 @@ class _ThreeTaps(HandWritten):
         steps = []
         for pair in reversed(range(1, n)):  # the last axis is applied first; its taps come last
             steps.append(x)
-            first, second = torch.bmm(taps[:, pair], x).chunk(2, 1)
+            first, second = multiply(taps[:, pair], x).chunk(2, 1)
             x = torch.stack((first, second, (x - first).sub_(second)), 2).view(g, c, -1)
         kernel = x.new_empty(g, c, columns, *(k + 1 for k in counts))
         kernel.view(g, c, columns, -1).copy_(x.view(g, c, -1, columns).mT)  # the taps go behind the columns
@@ -249,15 +249,15 @@ class _ThreeTaps(HandWritten):
         """From the outermost axis to the rotation."""
         taps, columns = inputs[:2]
         g, n, _, c = taps.shape
-        grad_taps = taps.new_empty(n, g, 2 * c, c)  # torch multiplies into contiguous memory as one batch
+        grad_taps = taps.new_empty(n, g, 2 * c, c)
         grad = grad.reshape(g, c, columns, -1).mT.contiguous()
         for pair in range(1, n):
             x = saved.pop()
             parts = grad.view(g, c, 3, -1, columns).transpose(1, 2)
             last = parts[:, 2:].contiguous()
             above = torch.sub(parts[:, :2], last, out=grad.new_empty(g, 2, *last.shape[2:])).view(g, 2 * c, -1)
-            torch.bmm(above, x.mT, out=grad_taps[pair])
-            grad = torch.baddbmm(last.view(g, c, -1), taps[:, pair].mT, above)
+            grad_taps[pair] = multiply(above, x.mT)
+            grad = add_product(last.view(g, c, -1), taps[:, pair].mT, above)
         grad_taps[0].zero_()[:, c:, :columns] = grad.reshape(g, c, columns).mul(-2)
         return grad_taps.transpose(0, 1), None, None
 
