@@ -41,8 +41,9 @@ inverse factors of half the size: with `XXᵀ = [[A, ·], [B, C]]`, `K₁` that 
 
     K = [[K₁, 0], [−K₂MK₁, K₂]].
 
-LAPACK is left with small diagonal blocks. On accelerators, where launches count, and in compilers, there is one block.
-Rounding of K is a lower triangular factor `I + O(κ·eps)` of W, which leaves the span of the first rows alone.
+LAPACK is left with small diagonal blocks. Rounding of K is a lower triangular factor `I + O(κ·eps)` of W, which leaves
+the span of the first rows alone. On accelerators, where launches count, and in compilers, there are triangular solves,
+of `[X, I]`, which becomes `[W, K]`.
 
 Note [One triangle]
 Cholesky reads one triangle of `XXᵀ`, the adjoint one of `GWᵀ`. Torch has no product that stops at the diagonal. Some
@@ -86,10 +87,9 @@ def _batch(x: Tensor) -> Tensor:  # (..., m, n) → (b, m, n)
 def inverse_factor(gram: Tensor) -> Tensor:  # (b, r, r), of which the lower triangle is read
     """`L⁻¹` for the Cholesky factor L of each matrix. Note [Inverse factor]."""
     rows = gram.shape[-1]
-    if rows <= (_BLOCK if len(gram) > 2 else 2 * _BLOCK) or not may_look(gram):
+    if rows <= (_BLOCK if len(gram) > 2 else 2 * _BLOCK):
         lower = torch.linalg.cholesky_ex(gram)[0]
-        identity = torch.eye(rows, dtype=gram.dtype, device=gram.device).expand_as(gram)
-        return torch.linalg.solve_triangular(lower, identity, upper=False)
+        return torch.linalg.solve_triangular(lower, _identity(gram), upper=False)
     half = rows // 2
     first = inverse_factor(gram[:, :half, :half])
     below = multiply(gram[:, half:, :half], first.mT)
@@ -100,10 +100,15 @@ def inverse_factor(gram: Tensor) -> Tensor:  # (b, r, r), of which the lower tri
     return inverse
 
 
-def _cholesky_rows(x: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:  # (b, r, c), (b, r, r)
-    """`L⁻¹ X` and `L⁻¹` for the Cholesky factor L of `gram`."""
-    inverse = inverse_factor(gram)
-    return multiply(inverse, x), inverse
+def _identity(like: Tensor) -> Tensor:  # (b, r, r)
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def _cholesky_rows(x: Tensor, gram: Tensor) -> Tensor:  # (b, r, c), (b, r, r)
+    """`L⁻¹ X` for the Cholesky factor L of `gram`."""
+    if may_look(x):
+        return multiply(inverse_factor(gram), x)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky_ex(gram)[0], x, upper=False)
 
 
 def _passes(x: Tensor) -> RowsAndFactor:
@@ -113,13 +118,14 @@ def _passes(x: Tensor) -> RowsAndFactor:
     """
     if not may_look(x):
         return _shifted_passes(x, _BLIND_PASSES)
-    w, inverse = _cholesky_rows(x, product_below(x, x))
+    inverse = inverse_factor(product_below(x, x))
+    w = multiply(inverse, x)
     left = _deviation(w)
     if not left <= _LITTLE:  # also if it is NaN: the Gram matrix overflows, or is not positive
         return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
     if left > ENOUGH * torch.finfo(x.dtype).eps:
-        w, further = _cholesky_rows(w, product_below(w, w))
-        inverse = multiply(further, inverse)
+        further = inverse_factor(product_below(w, w))
+        w, inverse = multiply(further, w), multiply(further, inverse)
     return w, inverse, None
 
 
@@ -171,18 +177,17 @@ def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
     # The largest row sum bounds ‖XXᵀ‖; the floor keeps zero input finite.
     shift = gram.abs().sum(-1).amax(-1, keepdim=True).clamp_min(eps).mul(_SHIFT * eps)
     gram.diagonal(dim1=-2, dim2=-1).add_(shift)
-    x, inverse = _cholesky_rows(x, gram)
+    x = _cholesky_rows(torch.cat((x, _identity(gram)), -1), gram)
     looks = may_look(x)
     for done in range(1, most):
-        gram = _shifted_gram(x)
+        gram = _shifted_gram(x[..., :-rank])
         missing = rank - gram.diagonal(dim1=-2, dim2=-1).sum(-1).min().item() if looks else 0.0
-        x, further = _cholesky_rows(x, gram)
-        inverse = multiply(further, inverse)
+        x = _cholesky_rows(x, gram)
         if looks and missing <= 0.5:
             break
         if looks and done == most - 1:
             warn_of_deficiency("cholesky", missing, rank)
-    return x, inverse, scale
+    return x[..., :-rank].contiguous(), x[..., -rank:].contiguous(), scale
 
 
 def lower_to_symmetric(a: Tensor) -> Tensor:
@@ -210,8 +215,7 @@ def _householder(x: Tensor) -> RowsAndFactor:  # (b, r, c)
     info = torch.finfo(x.dtype)
     floor = (info.eps * upper.abs().amax((-2, -1), keepdim=True)).clamp_min(info.eps**2)[..., 0]
     upper = upper + torch.diag_embed((floor - diagonal).clamp_min(0))
-    identity = torch.eye(upper.shape[-1], dtype=x.dtype, device=x.device).expand_as(upper)
-    return (q * sign[..., None, :]).mT, torch.linalg.solve_triangular(upper.mT, identity, upper=False), None
+    return (q * sign[..., None, :]).mT, torch.linalg.solve_triangular(upper.mT, _identity(upper), upper=False), None
 
 
 _ONE_PASS = partial(_shifted_passes, most=1)
@@ -244,7 +248,7 @@ class _GramSchmidt(HandWritten):
         flat = _batch(x)
         w, inverse, scale = factorize(flat.detach())
         y = multiply(inverse, flat.to(w.dtype) if scale is None else flat.to(w.dtype) / scale)
-        y, _ = _cholesky_rows(y, _shifted_gram(y))
+        y = _cholesky_rows(y, _shifted_gram(y))
         # The derivatives are those of y, the value is that of the algorithm.
         return (w + (y - y.detach())).to(x.dtype).reshape(x.shape)
 
