@@ -78,12 +78,12 @@ class CircleKernel(ConvKernel):
         raise NotImplementedError
 
     def build(self, *raw: Tensor, grid: Grid | None = None) -> Tensor:
-        if float64_is_cheap(raw[0]):  # transforms round symbols, which may be ill-conditioned, and ω apart from −ω
-            return self.build(*(t.double() for t in raw), grid=grid).to(raw[0].dtype)
+        # Transforms round symbols, which may be ill-conditioned, and ω apart from −ω.
+        precise = [t.double() for t in raw] if float64_is_cheap(raw[0]) else raw
         strides = self.geometry.stride
-        taps = unstack_phases(self.taps(grid or self.grid, *raw), strides)
+        taps = unstack_phases(self.taps(grid or self.grid, *precise), strides)
         first = [n - m for n, m in zip(left_of(tuple(taps.shape[3:]), strides), self.ahead, strict=True)]
-        return taps.roll(first, tuple(range(3, taps.dim()))).flatten(0, 1)
+        return taps.roll(first, tuple(range(3, taps.dim()))).flatten(0, 1).to(raw[0].dtype)
 
     def taps(self, grid: Grid, *raw: Tensor) -> Tensor:  # (g, out, columns, *grid)
         """The stride-1 kernel of all phases, from pixel 0 on."""
