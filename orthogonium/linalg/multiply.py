@@ -46,9 +46,11 @@ _HALF_IDLE = _is_half_idle()
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:  # (..., m, k), (..., k, n) → (..., m, n)
     """`AB`."""
-    if _pays(a, b):
-        return evaluate(Product, a, b)
-    return torch.bmm(a, b) if a.dim() == 3 else a @ b
+    if not _pays(a, b):
+        return torch.bmm(a, b) if a.dim() == 3 else a @ b
+    if a.dim() == 3 and len(a) == 1:  # as a matrix, whose product need not be copied into a batch
+        return evaluate(Product, a[0], b[0])[None]
+    return evaluate(Product, a, b)
 
 
 def add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:  # of batches; x is broadcast
@@ -70,9 +72,7 @@ class Product(HandWritten):
     @staticmethod
     def compute(a: Tensor, b: Tensor) -> tuple[Tensor, list[Tensor]]:
         """One matrix after the other, each by all threads."""
-        if a.dim() == 2:
-            return _by_onednn(a, b), []
-        return torch.stack([*map(_by_onednn, a, b)]) if len(a) > 1 else _by_onednn(a[0], b[0])[None], []
+        return _by_onednn(a, b) if a.dim() == 2 else torch.stack([*map(_by_onednn, a, b)]), []
 
     @staticmethod
     def adjoint(

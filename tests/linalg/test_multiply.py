@@ -141,6 +141,21 @@ def test_orthogonal_matrices_are_the_same(function, shape, half_idle, monkeypatc
         assert error <= 1e-5
 
 
+@pytest.mark.parametrize("function", [bjorck, exponential, cayley, cholesky])
+@pytest.mark.parametrize("shape", [(400, 600), (1, 500, 400), (2, 400, 400)], ids=str)
+def test_second_derivatives_of_orthogonal_matrices(function, shape, half_idle):
+    """Those of float64: products are written to, and differentiated, one after the other."""
+    w, u, v = torch.randn(shape) / 40, torch.randn(shape), torch.randn(shape)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        x = w.to(dtype).requires_grad_()
+        (first,) = torch.autograd.grad((function(x).square() * u.to(dtype)).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first, x, v.to(dtype))
+        results.append((first.detach().double(), second.double()))
+    for ours, expected in zip(*results, strict=True):
+        assert (ours - expected).norm() <= 1e-5 * expected.norm()
+
+
 def test_images_meet_large_factors(half_idle, monkeypatch):
     """The factors of a kernel, one after the other, in training; and the weight in eval."""
     layer, x = AdaptiveOrthoConv2d(256, 256, 3, padding="same"), torch.randn(2, 256, 8, 8)
