@@ -315,7 +315,8 @@ class Constrained(nn.Module):
         if chain is None or parametrize._cache_enabled:
             return None
         constraint = chain._modules["0"]
-        if has_hooks(constraint) or not constraint.is_as_written:
+        own = type(self).weight_of is Constrained.weight_of and "weight_of" not in vars(self)
+        if not own or has_hooks(constraint) or not constraint.is_as_written:
             return None
         raw = raw_parameters(chain)
         return None if raw is None else (constraint, raw)

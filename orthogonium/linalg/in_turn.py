@@ -44,9 +44,16 @@ from orthogonium.linalg.triangular import (
 
 
 def needs_no_rows(orthonormalize: Any, x: Tensor, raw: Tensor) -> bool:
-    """Whether products with x may do without W: it is that of `cholesky`, and there are values to look at."""
+    """Whether products with x may do without W: `cholesky` makes its rows orthonormal, and there are values to see."""
     own = type(orthonormalize) is BatchedCholeskyOrthogonalization and orthonormalize.stable
-    return own and may_look(raw) and has_values(x) and not autocasts(x) and not products_are_rounded()
+    return (
+        own
+        and raw.shape[-2] < raw.shape[-1]
+        and may_look(raw)
+        and has_values(x)
+        and not autocasts(x)
+        and not products_are_rounded()
+    )
 
 
 # ── x Wᵀ ──
@@ -68,7 +75,7 @@ class _Applied(HandWritten):
     @staticmethod
     def compute(x: Tensor, raw: Tensor, inverse: Tensor) -> tuple[Tensor, list[Tensor]]:
         y = multiply(multiply(x, raw.mT), inverse.mT)
-        return y, [y]
+        return y, [y.clone()]  # which is ours, whatever is written to y
 
     @staticmethod
     def adjoint(

@@ -63,7 +63,8 @@ def _pays(a: Tensor, b: Tensor) -> bool:
         return False
     m, k, n = *a.shape[-2:], b.shape[-1]
     large = min(m, k, n) >= _THINNEST and m * k * n >= _FEWEST
-    return large and a.dtype == b.dtype == torch.float32 and a.device.type == "cpu" and a.dim() == b.dim() <= 3
+    alike = a.dtype == b.dtype == torch.float32 and a.dim() <= 3 and a.shape[:-2] == b.shape[:-2]
+    return large and alike and a.device.type == "cpu"
 
 
 class Product(HandWritten):

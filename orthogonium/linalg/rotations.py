@@ -108,8 +108,8 @@ def _thin_exponential(w: Tensor, terms: int | None) -> Tensor:  # (..., r, c), 2
 def exponential(w: Tensor, terms: int | None = None) -> Tensor:  # (..., rows, columns) → the same shape
     """`exp(A)`, A = W − Wᵀ (W embedded in a square of the larger size), cropped to the shape of W.
 
-    Orthogonal to 2e-6 in float32 and 1e-14 in float64 for every finite input; every rotation is reached. Of complex
-    matrices, `A = W − Wᴴ`: unitary.
+    Orthogonal to 2e-6 in float32 and 1e-14 in float64 for every W whose A is finite; every rotation is reached. Of
+    complex matrices, `A = W − Wᴴ`: unitary.
 
     Args:
         w: matrices.

@@ -17,7 +17,8 @@ Note [Passes]
 On CPUs, the error left by a pass is measured. Without a shift one pass is enough for κ ≤ 6 or so, which training gives
 for most non-square matrices (for all but one of the CIFAR-10 network that comes with the library). A second one is
 exact to a few eps if the first left at most 4e-3. However orthonormal W is, it is off by κ·eps/10 from the factor of X,
-and so are gradients. Hence matrices that need more in float32 start again in float64. There, more means shifted passes,
+and so are gradients; second derivatives are off by κ²·eps/5. Hence float32 matrices with κ ≥ 80 or so start again in
+float64. (What is left is no sign of κ: it is rounding, which may be small by chance.) There, more means shifted passes,
 up to four. No singular value exceeds 1 after the first of them, so `r − trace(XXᵀ)` bounds what the smallest one lacks:
 if it is below ½ at the beginning of a pass, that pass is the last one. If four were not enough, a warning is issued.
 Reading values would make the host wait for an accelerator: there, and where there are no values, there are always
@@ -54,6 +55,7 @@ many.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -72,7 +74,8 @@ _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
 ENOUGH = 16.0  # what the last pass may leave, in units of eps
 _MANY_ROWS, _ROWS_AT_ONCE = 256, 128  # Note [One triangle]
 _SMALL = 16  # number of rows: Note [What a pass leaves]
-_LITTLE = 4e-3  # what the pass before the last may leave; in float32, gradients are then good to 1e-5
+_LITTLE = 4e-3  # what the pass before the last may leave
+_WELL = 1e-5  # the largest κ·eps for which the last pass is not in float64
 
 _BLOCK = 32  # Note [Inverse factor]
 
@@ -120,13 +123,14 @@ def _passes(x: Tensor) -> RowsAndFactor:
         return _shifted_passes(x, _BLIND_PASSES)
     inverse = inverse_factor(product_below(x, x))
     w = multiply(inverse, x)
-    left = _deviation(w)
-    if not left <= _LITTLE:  # also if it is NaN: the Gram matrix overflows, or is not positive
-        return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
-    if left > ENOUGH * torch.finfo(x.dtype).eps:
+    left, eps = _deviation(w), torch.finfo(x.dtype).eps
+    if left <= ENOUGH * eps:
+        return w, inverse, None
+    if left <= _LITTLE and _condition(x, inverse) * eps <= _WELL:
         further = inverse_factor(product_below(w, w))
-        w, inverse = multiply(further, w), multiply(further, inverse)
-    return w, inverse, None
+        return multiply(further, w), multiply(further, inverse), None
+    # Also if these are NaN: the Gram matrix overflows, or is not positive.
+    return _passes(x.double()) if x.dtype == torch.float32 else _shifted_passes(x, _MOST_PASSES)
 
 
 def product_below(a: Tensor, b: Tensor) -> Tensor:  # (n, r, c), (n, r, c) → (n, r, r)
@@ -149,6 +153,13 @@ def _deviation(w: Tensor) -> float:  # (b, r, c)
         e.diagonal(dim1=-2, dim2=-1).sub_(1)
         return torch.linalg.vector_norm(e, dim=(-2, -1)).max().item()
     return power_steps(lambda v: multiply(multiply(v, w), w.mT), w)
+
+
+def _condition(x: Tensor, inverse: Tensor) -> float:  # (b, r, c), (b, r, r)
+    """About the largest κ = ‖L⁻¹‖·‖X‖ of the matrices, from below."""
+    scale = magnitude(x)
+    squares = [power_steps(lambda v, m=m: v + multiply(multiply(v, m), m.mT), m) for m in (x / scale, inverse * scale)]
+    return math.sqrt(math.prod(squares))
 
 
 def power_steps(gram: Callable[[Tensor], Tensor], like: Tensor) -> float:  # (b, r, c)
@@ -257,7 +268,7 @@ class _GramSchmidt(HandWritten):
 def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) → the same shape
     """Orthonormalize the columns (the rows of a wide matrix) in order, by Cholesky factorizations of the Gram matrix.
 
-    The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 1e-6 of 1
+    The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 2e-6 of 1
     in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no valid result: lost
     directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, where the check
     would make the host wait).

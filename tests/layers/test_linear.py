@@ -203,6 +203,12 @@ def test_edits_of_parameters_of_orthogonalizers_are_noticed():
         assert not torch.equal(layer(torch.eye(6)), before)
 
 
+def test_another_weight_has_its_say():
+    layer, x = OrthoLinear(1024, 64), torch.randn(8, 1024)
+    layer.weight_of = lambda source: torch.zeros(64, 1024)
+    assert torch.equal(layer(x), layer.bias.expand(8, -1))
+
+
 @pytest.mark.parametrize("name", ["build", "forward"])
 def test_what_builds_the_weight_instead_has_its_say(name):
     """Of wide layers, too, which need no weight in training."""

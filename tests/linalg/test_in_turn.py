@@ -136,6 +136,16 @@ def test_when_the_weight_is_applied(applied):
     assert applied == [1]
 
 
+def test_results_may_be_written_to(applied):
+    """By activations in place, say: what the derivative needs is not the result itself."""
+    layer, x = OrthoLinear(1024, 64, bias=False), torch.randn(5, 1024)
+    raw = layer.parametrizations.weight.original
+    found = torch.autograd.grad(layer(x).relu_().sum(), raw)
+    assert applied
+    with parametrize.cached():
+        torch.testing.assert_close(found, torch.autograd.grad(layer(x).relu().sum(), raw), rtol=1e-4, atol=1e-5)
+
+
 def test_errors_are_those_of_torch(applied):
     layer = wide_layer()
     for x in (torch.randn(3, 5), torch.randn(3, 1024).double()):

@@ -86,6 +86,20 @@ def test_what_is_no_large_float32_matrix_is_left_to_torch(half_idle):
     torch.testing.assert_close(torch.func.vmap(multiply)(a[None], b[None])[0], a @ b)
 
 
+@pytest.mark.parametrize("counts", [(1, 3), (3, 1), (2, 3)])
+def test_batches_of_unequal_length_are_refused_by_torch(counts, half_idle):
+    a, b = torch.randn(counts[0], 256, 256), torch.randn(counts[1], 256, 256)
+    with pytest.raises(RuntimeError):
+        multiply(a, b)
+
+
+def test_images_may_be_written_to(half_idle):
+    layer, x = AdaptiveOrthoConv2d(256, 512, 2, stride=2, bias=False), torch.randn(1, 256, 24, 24)
+    raw = [*layer.parameters()]
+    found, expected = (torch.autograd.grad(relu(layer(x)).sum(), raw) for relu in (torch.relu_, torch.relu))
+    torch.testing.assert_close(found, expected)
+
+
 def test_sums(half_idle):
     x, (a, b) = torch.eye(256), matrices((2, 256, 300), (2, 300, 256))
     assert_product((add_product(x, a, b, alpha=-2) - x) / -2, a, b)

@@ -20,7 +20,7 @@ from torch import Tensor
 from orthogonium.kernels.algebra import CONV, CONV_TRANSPOSE
 from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
-from orthogonium.layers.parametrization import Constrained, Source, standard_strides
+from orthogonium.layers.parametrization import Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, replaces, waits
 from orthogonium.linalg.in_turn import apply_orthonormal_rows, inverse_gram, needs_no_rows
 from orthogonium.linalg.multiply import multiply
@@ -74,8 +74,8 @@ def execute(layer: Any, x: Tensor, *sizes: Any) -> Tensor:
 
 
 def _select(layer: Any, x: Tensor, source: Source | None) -> Execution:
-    # Adjoints are applied as a whole. Which way is cheaper depends on the batch, which exported graphs leave open.
-    whole = layer.transposed or torch.compiler.is_exporting() or torch.jit.is_tracing()
+    # Adjoints are applied as a whole. Which way is cheaper depends on the batch, which graphs may leave open.
+    whole = layer.transposed or torch.compiler.is_compiling() or torch.jit.is_tracing()
     kind = None if source is None or whole else type(source[0].kernel)
     for execution in EXECUTIONS:
         if execution.instead_of in (None, kind) and execution.when(layer, x, source):
@@ -122,8 +122,7 @@ def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
     if source[1][0].dtype != x.dtype or (layer.bias is not None and layer.bias.dtype != x.dtype):
         return False
     # Where something else builds the weight, its parts say nothing.
-    own = getattr(layer.weight_of, "__func__", None) is Constrained.weight_of
-    return own and not replaces(source[0].kernel, _REPLACEABLE)
+    return not replaces(source[0].kernel, _REPLACEABLE)
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:

@@ -25,6 +25,7 @@ SIZES = {2: (7, 7), 3: (4, 3, 3)}
 STRIDED = [  # channels, kernel, stride
     ((4, 8, 1), (3, 3), (2, 2)),
     ((4, 12, 1), (3, 4), (2, 2)),
+    ((4, 16, 1), (3, 3), (2, 2)),  # a square matrix of the stride, whose columns are made orthonormal
     ((8, 32, 2), (5, 3), (2, 2)),
     ((5, 14, 1), (4, 4), (3, 3)),
     ((4, 7, 1), (3, 3), (2, 1)),
@@ -125,7 +126,8 @@ def test_strides_without_rows(case, border, calls, without_rows, monkeypatch):
         with torch.no_grad():
             layer.parametrizations.weight.original1.mul_(3).add_(0.1)
         size = [s * -(-max(k, s) // s) for k, s in zip(kernel, stride, strict=True)]
-        few = 4 * math.prod(size) <= math.prod(stride) * layer.parametrizations.weight.original1.shape[-1]
+        rows, columns = layer.parametrizations.weight.original1.shape[1:]
+        few = 4 * math.prod(size) <= math.prod(stride) * columns and rows < columns
         assert_same_as_with_the_weight(layer, (1, channels[0], *size), calls)
         assert bool(without_rows) == few
         without_rows.clear()
