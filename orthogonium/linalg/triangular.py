@@ -157,9 +157,12 @@ def _deviation(w: Tensor) -> float:  # (b, r, c)
 
 def _condition(x: Tensor, inverse: Tensor) -> float:  # (b, r, c), (b, r, r)
     """About the largest κ = ‖L⁻¹‖·‖X‖ of the matrices, from below."""
+
+    def squared_norm(m: Tensor) -> float:
+        return power_steps(lambda v: v + multiply(multiply(v, m), m.mT), m)
+
     scale = magnitude(x)
-    squares = [power_steps(lambda v, m=m: v + multiply(multiply(v, m), m.mT), m) for m in (x / scale, inverse * scale)]
-    return math.sqrt(math.prod(squares))
+    return math.sqrt(squared_norm(x / scale) * squared_norm(inverse * scale))
 
 
 def power_steps(gram: Callable[[Tensor], Tensor], like: Tensor) -> float:  # (b, r, c)
