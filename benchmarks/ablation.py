@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.network import evaluation, training
 from benchmarks.side_by_side import chosen_device, fastest, table, timed, use_device
-from benchmarks.whole_networks import preset
+from benchmarks.whole_networks import preset, residual
 
 TURNS = 3
 MOST_ROUNDS = 20  # of a turn, which has one at least
@@ -61,10 +61,16 @@ def cifar10(kind: str, mode: str, batch: int):
     return preset(kind)
 
 
+def large_images(kind: str, mode: str, batch: int):
+    """A training step of `aocnet_v1` on 224×224 pixels, which determines all but the kind and the batch."""
+    return residual(kind, batch)
+
+
 SWITCHES = {  # path → what is replaced, and by what
     "along axes": ("orthogonium.layers.conv.execution.FEWEST_ALONG_AXES", 10**9),
     "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
     "raw bases": ("orthogonium.layers.conv.execution.MOST_FOR_SPANS", -1),
+    "strides without rows": ("orthogonium.layers.conv.execution.FEWEST_WITHOUT_ROWS", 10**9),
     "series": ("orthogonium.layers.conv.execution.FEWEST_IN_SERIES", 10**9),
     "dense without W": ("orthogonium.layers.linear._FEWEST_NUMBERS", 10**12),
     "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),
@@ -81,7 +87,7 @@ SWITCHES = {  # path → what is replaced, and by what
 def without(path: str | None, job: str, **arguments):
     """The job, with one path switched off during each of its calls."""
     jobs = {"training": training, "evaluation": evaluation, "small network": small, "whole images": whole_image}
-    jobs["preset"] = cifar10
+    jobs |= {"preset": cifar10, "`aocnet_v1`": large_images}
     run = jobs[job](**arguments)
     if path is None:
         return run
@@ -98,6 +104,7 @@ ROWS = [  # what it is, switch, job, kind of network, padding, batch
     ("convolving along one axis after the other", "along axes", "evaluation", "ours", "zeros", 16),
     ("factors applied in turn", "in turn", "training", "ours", "zeros", 8),
     ("raw bases, and rotations as reflections, for few pixels", "raw bases", "training", "ours", "zeros", 4),
+    ("matrices of strides without their rows", "strides without rows", "`aocnet_v1`", "ours", "zeros", 1),
     ("the series of SOC, term by term", "series", "small network", "soc", "circular", 64),
     ("wide dense layers without their rows", "dense without W", "preset", "ours", "zeros", 128),
     ("Fourier transforms for kernels as large as the image", "frequencies", "whole images", "cayley", "circular", 16),

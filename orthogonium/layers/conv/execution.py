@@ -40,6 +40,7 @@ FEWEST_IN_SERIES = 16  # the same of the terms of a series
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_FOR_SPANS = 1  # pixels for each channel: with more, orthonormal bases and a dense rotation are faster
 FEWEST_FOR_SPANS = 128  # channels: with fewer, they are faster, too
+FEWEST_WITHOUT_ROWS = 4  # columns of the matrix of a stride for each tile: with fewer, forming its rows is faster
 MOST_NUMBERS = 2**26  # in all images of a series, or along an axis: limits the memory they take
 
 # What builds a kernel and an instance may replace.
@@ -139,7 +140,7 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     as_they_are = few and kind(kernel) is not None and needs_no_rows(kernel.orthonormalize, x, raw[0])
     inverse = inverse_gram(raw[0].detach().flatten(0, 1)) if as_they_are else None
     # The same of the RKO matrix, which is applied to one column for each tile.
-    few_tiles = 4 * pixels <= math.prod(kernel.plan.rko_size) * raw[-1].shape[-1]
+    few_tiles = FEWEST_WITHOUT_ROWS * pixels <= math.prod(kernel.plan.rko_size) * raw[-1].shape[-1]
     without_rows = as_they_are and kernel.has_rko and g.groups == 1 and few_tiles
     without_rows = without_rows and needs_no_rows(kernel.orthogonalize, x, raw[-1])
     by = partial(kernel.factors, reflects=few, orthonormal=(inverse is None, not without_rows))
