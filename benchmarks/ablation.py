@@ -70,7 +70,7 @@ SWITCHES = {  # path → what is replaced, and by what
     "along axes": ("orthogonium.layers.conv.execution.FEWEST_ALONG_AXES", 10**9),
     "in turn": ("orthogonium.layers.conv.execution.FEWEST_CHANNELS", 10**9),
     "raw bases": ("orthogonium.layers.conv.execution.MOST_FOR_SPANS", -1),
-    "strides without rows": ("orthogonium.layers.conv.execution.FEWEST_WITHOUT_ROWS", 10**9),
+    "strides without rows": ("orthogonium.linalg.in_turn.FEWEST_WITHOUT_ROWS", 10**9),
     "series": ("orthogonium.layers.conv.execution.FEWEST_IN_SERIES", 10**9),
     "dense without W": ("orthogonium.layers.linear._FEWEST_NUMBERS", 10**12),
     "frequencies": ("orthogonium.layers.conv.execution.exports_to_onnx", lambda: True),

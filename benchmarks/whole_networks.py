@@ -139,7 +139,7 @@ def _build_in_process(rank: int, folder: str, shared: bool, channels: int, layer
     from orthogonium.layers import AdaptiveOrthoConv2d
 
     torch.set_num_threads(1)
-    builds._FEWEST_ALONG_AXES = 10**9  # ranks share whole weights: each builds all of these, too
+    builds._FEWEST_IN_PARTS = 10**9  # ranks share whole weights: each builds all of these, too
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = nn.ModuleList([AdaptiveOrthoConv2d(channels, channels, 3, bias=False) for _ in range(layers)])

@@ -29,18 +29,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from orthogonium.layers.conv.execution import REPLACEABLE
 from orthogonium.layers.parametrization import Constraint, Source, raw_parameters
-from orthogonium.linalg.evaluation import waits
+from orthogonium.linalg.evaluation import replaces, waits
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import are_alike, kind
 from orthogonium.methods.kernel import Kernel
 
-_MOST_NUMBERS = 2**17  # of the raw parameters of a kernel that is worth a batch on a CPU: Note [What pays]
-_FEWEST_ALONG_AXES = 128  # channels of a kernel that is built in parts: Note [Parts of weights]
+_MOST_RAW = 2**17  # of the raw parameters of a kernel that is worth a batch on a CPU: Note [What pays]
+_FEWEST_IN_PARTS = 128  # channels of a kernel that is built in parts: Note [Parts of weights]
 
 
 def sources(model: nn.Module) -> list[Source]:
-    """The constraint and the raw parameters of each constrained weight of a model."""
+    """The constraint and the raw parameters of each weight of a model that its raw parameters alone determine."""
     found: dict[Constraint, tuple[Tensor, ...]] = {}
     seen, left = {model}, [model]
     while left:  # like `model.modules()`, which is slow, but without what is inside constraints
@@ -101,7 +102,7 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
             own.append(i)
             continue
         groups.append([i])
-        pays = waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_NUMBERS
+        pays = waits(raw[0]) or sum(p.numel() for p in raw) <= _MOST_RAW
         if pays and constraint.is_as_written and kind(kernel) is not None:
             found.append((kernel, groups[-1]))
     return groups
@@ -110,9 +111,9 @@ def batches(weights: Sequence[Source]) -> list[list[int]]:
 def go_along_axes(source: Source) -> bool:
     """Whether the layer of this weight usually convolves along axes. Note [Parts of weights]."""
     kernel, p = source[0].kernel, source[1][0]
-    if type(kernel) is not OrthogonalKernel or kernel.channels < _FEWEST_ALONG_AXES or not kernel.axis_shapes:
+    if type(kernel) is not OrthogonalKernel or kernel.channels < _FEWEST_IN_PARTS or not kernel.axis_shapes:
         return False
-    as_written = source[0].is_as_written and kind(kernel) is not None and "along_axes" not in vars(kernel)
+    as_written = source[0].is_as_written and kind(kernel) is not None and not replaces(kernel, REPLACEABLE)
     return as_written and p.dtype.itemsize >= 4 and not waits(p)
 
 

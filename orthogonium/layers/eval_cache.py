@@ -1,13 +1,13 @@
 """Weights that are kept in eval, and when they are reused.
 
 Note [Eval cache]
-The weight is rebuilt at each training step. Without gradients it is built once and kept, together with what it was
-built from.
+The weight is rebuilt at each training step. In eval, where no gradient can flow, it is built once and kept, together
+with what it was built from.
 
 On CPUs that is a copy of the raw parameters, and the weight is served only while they still *equal* that copy.
 Comparing contents costs a read of the raw parameters (far less than a build) and, unlike version counters, sees every
-way of changing a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. A stale
-weight cannot be served.
+way of changing a tensor: optimizer steps, `load_state_dict`, `.to()`, edits through `.data`, EMA updates. No change of
+the raw parameters goes unnoticed.
 
 On accelerators a comparison would wait for the device at each call and prevent capture in a graph. There the weight is
 served while the raw parameters are the same memory, of the same version. So the cache notices

@@ -16,7 +16,7 @@ from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
 from orthogonium.layers.parametrization import Constrained, Source, constrain
 from orthogonium.linalg import DEFAULT_ORTHO_PARAMS, OrthoParams
-from orthogonium.linalg.in_turn import apply_orthonormal_rows, needs_no_rows
+from orthogonium.linalg.in_turn import apply_orthonormal_rows, are_few, needs_no_rows
 from orthogonium.methods.aol import AlmostOrthogonalKernel
 from orthogonium.methods.batches import kind
 from orthogonium.methods.kernel import Device
@@ -123,13 +123,14 @@ class OrthoLinear(_ConstrainedLinear):
     def _pays_in_turn(self, x: Tensor, source: Source | None) -> bool:
         if source is None or self.in_features < 4 * self.out_features:
             return False
-        if self.in_features * self.out_features < _FEWEST_NUMBERS or 4 * x.numel() > self.in_features**2:
+        few = are_few(x.numel() // self.in_features, self.in_features)
+        if self.in_features * self.out_features < _FEWEST_NUMBERS or not few:
             return False
         constraint, raw = source[0], source[1][0]
         kernel: Any = constraint.kernel
         if not needs_no_rows(kernel.orthogonalize, x, raw) or kind(kernel) is None:
             return False
-        if constraint.keeps(source[1]) or constraint.supplied(source[1]) is not None:
+        if not constraint.must_build(source[1]):
             return False
         # What torch refuses goes through the weight, so torch raises its own error.
         tensors = (raw, x) if self.bias is None else (raw, x, self.bias)

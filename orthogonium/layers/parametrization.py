@@ -118,6 +118,10 @@ class Constraint(nn.Module):
         """What has been built of these raw parameters beforehand, if anything."""
         return None if self.supply is None else self.supply(raw)
 
+    def must_build(self, raw: Raw) -> bool:
+        """Whether the weight of these raw parameters is neither kept nor supplied."""
+        return not self.keeps(raw) and self.supplied(raw) is None
+
     def keeps(self, raw: Raw) -> bool:
         """Whether the weight is built once and kept: no gradient can flow, and there are values to compare."""
         if not self.is_of_raw_alone or self._may_train(raw) or not has_values(*raw):

@@ -4,7 +4,8 @@ Algorithms are written for one case: matrices in float32 or float64, with values
 derivative. This file makes them correct in all other cases:
 
 - Half precision, autocast and TF32 would round what should be orthogonal: `full_precision`.
-- Compilers and transforms have no values, and reading them waits for accelerators: `has_values`, `may_look`.
+- Compilers and transforms have no values, and reading values makes the host wait for accelerators: `has_values`,
+  `may_look`.
 - Arguments may be empty or not matrices at all, and ONNX has no factorizations: `of_matrices`.
 - Derivatives of other kinds and orders may be needed: `evaluate`.
 
@@ -226,7 +227,7 @@ class HandWritten(ABC):
     def adjoint(
         inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor
     ) -> Sequence[Tensor | None]:
-        """The gradient of each input; None for constants, and if it is not wanted. May overwrite `saved`."""
+        """The gradient of each input; None for constants, and if it is not wanted. May empty the list `saved`."""
 
     @classmethod
     def plain(cls, *inputs: Any) -> Tensor:

@@ -1,9 +1,10 @@
 """Products with the orthonormal rows `W = L⁻¹ X` of Gram–Schmidt, `x Wᵀ` and `WᵀW x`, without W.
 
 Note [Without W]
-A dense layer with many more inputs than outputs and a small batch may apply X, then `K = L⁻¹`, to its inputs. For r
-outputs and c inputs that takes 3 to 4 r²c flops of a training step besides those of any dense layer (one triangle of
-the Gram matrix and its derivative times X) instead of 8 r²c: products with K and its derivative act on few columns.
+A dense layer with many more inputs than outputs and a small batch, or a strided stage with few tiles (one column for
+each), may apply X, then `K = L⁻¹`, to its inputs. For r outputs and c inputs that takes 3 to 4 r²c flops of a training
+step besides those of any dense layer (one triangle of the Gram matrix and its derivative times X) instead of 8 r²c:
+products with K and its derivative act on few columns.
 With `P = ȲK` for an upstream gradient Ȳ and S the symmetric matrix whose lower triangle is that of `Ȳᵀ y`,
 
     ∇x = P X,    ∇X = Pᵀ x − KᵀSK X.
@@ -26,21 +27,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from orthogonium.linalg.evaluation import HandWritten, autocasts, evaluate, has_values, may_look, products_are_rounded
 from orthogonium.linalg.multiply import add_product, multiply
 from orthogonium.linalg.triangular import (
-    ENOUGH,
     BatchedCholeskyOrthogonalization,
     cholesky,
     inverse_factor,
+    is_exact,
     lower_to_symmetric,
-    power_steps,
     product_below,
 )
+
+FEWEST_WITHOUT_ROWS = 4  # columns for each input: with fewer, forming the rows is faster
 
 
 def needs_no_rows(orthonormalize: Any, x: Tensor, raw: Tensor) -> bool:
@@ -59,6 +60,11 @@ def needs_no_rows(orthonormalize: Any, x: Tensor, raw: Tensor) -> bool:
 # ── x Wᵀ ──
 
 
+def are_few(inputs: int, columns: int) -> bool:
+    """Whether the inputs of a wide matrix are so few that its rows are not worth forming. Note [Without W]."""
+    return FEWEST_WITHOUT_ROWS * inputs <= columns
+
+
 def _factor(raw: Tensor) -> Tensor | None:  # (r, c) → (r, r)
     """`L⁻¹`, if one pass is enough."""
     inverse = inverse_factor(product_below(raw[None], raw[None]))[0]
@@ -66,7 +72,7 @@ def _factor(raw: Tensor) -> Tensor | None:  # (r, c) → (r, r)
     def gram(v: Tensor) -> Tensor:  # times L⁻¹ XXᵀ L⁻ᵀ, as it is applied
         return multiply(multiply(v[0] @ inverse, raw), raw.mT)[None] @ inverse.mT
 
-    return inverse if power_steps(gram, raw[None]) <= ENOUGH * torch.finfo(raw.dtype).eps else None
+    return inverse if is_exact(gram, raw[None]) else None
 
 
 class _Applied(HandWritten):
@@ -95,7 +101,7 @@ class _Applied(HandWritten):
 
 
 def apply_orthonormal_rows(x: Tensor, raw: Tensor) -> Tensor:  # (b, c), (r, c) → (b, r)
-    """`x Wᵀ` for the rows W that `cholesky` makes of a wide matrix, by the matrix itself if that is exact."""
+    """`x Wᵀ` for the rows W that `cholesky` makes of a wide matrix, by X itself if one pass is exact enough."""
     inverse = _factor(raw.detach())
     return F.linear(x, cholesky(raw)) if inverse is None else evaluate(_Applied, x, raw, inverse)
 
@@ -111,7 +117,7 @@ def inverse_gram(raw: Tensor) -> Tensor | None:  # (b, r, c) → (b, r, r)
     def gram(v: Tensor) -> Tensor:
         return multiply(multiply(multiply(v, inverse), raw), raw.mT)
 
-    return inverse if power_steps(gram, raw) <= ENOUGH * torch.finfo(raw.dtype).eps else None
+    return inverse if is_exact(gram, raw) else None
 
 
 class _Projected(HandWritten):

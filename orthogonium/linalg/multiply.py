@@ -59,7 +59,7 @@ def add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor: 
 
 
 def _pays(a: Tensor, b: Tensor) -> bool:
-    if not _HALF_IDLE or torch.compiler.is_compiling() or a.numel() * b.shape[-1] < _FEWEST:
+    if not _HALF_IDLE or torch.compiler.is_compiling() or a.numel() * b.shape[-1] < _FEWEST:  # most are small
         return False
     m, k, n = *a.shape[-2:], b.shape[-1]
     large = min(m, k, n) >= _THINNEST and m * k * n >= _FEWEST

@@ -71,7 +71,7 @@ from orthogonium.linalg.norms import magnitude, scale_to_unit
 
 _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
-ENOUGH = 16.0  # what the last pass may leave, in units of eps
+_ENOUGH = 16.0  # what the last pass may leave, in units of eps
 _MANY_ROWS, _ROWS_AT_ONCE = 256, 128  # Note [One triangle]
 _SMALL = 16  # number of rows: Note [What a pass leaves]
 _LITTLE = 4e-3  # what the pass before the last may leave
@@ -124,7 +124,7 @@ def _passes(x: Tensor) -> RowsAndFactor:
     inverse = inverse_factor(product_below(x, x))
     w = multiply(inverse, x)
     left, eps = _deviation(w), torch.finfo(x.dtype).eps
-    if left <= ENOUGH * eps:
+    if left <= _ENOUGH * eps:
         return w, inverse, None
     if left <= _LITTLE and _condition(x, inverse) * eps <= _WELL:
         further = inverse_factor(product_below(w, w))
@@ -175,6 +175,11 @@ def power_steps(gram: Callable[[Tensor], Tensor], like: Tensor) -> float:  # (b,
     return ratio.max().item()
 
 
+def is_exact(gram: Callable[[Tensor], Tensor], like: Tensor) -> bool:
+    """Whether Gram matrices are the identity up to the rounding that the last pass may leave."""
+    return power_steps(gram, like) <= _ENOUGH * torch.finfo(like.dtype).eps
+
+
 @lru_cache
 def _probes(rank: int, dtype: torch.dtype) -> Tensor:
     """Eight random vectors, the same at each call."""
@@ -183,7 +188,7 @@ def _probes(rank: int, dtype: torch.dtype) -> Tensor:
 
 
 def _shifted_passes(x: Tensor, most: int) -> RowsAndFactor:
-    """The same by shifted passes: all of them if blind, else until nothing is missing. Note [Shifted Cholesky]."""
+    """Orthonormal rows by shifted passes: all if blind, else until nothing is missing. Note [Shifted Cholesky]."""
     eps, rank = torch.finfo(x.dtype).eps, x.shape[1]
     scale = magnitude(x)
     x = x / scale
@@ -220,7 +225,7 @@ def _shifted_gram(x: Tensor) -> Tensor:
 
 
 def _householder(x: Tensor) -> RowsAndFactor:  # (b, r, c)
-    """The same by Householder reflections."""
+    """Orthonormal rows by Householder reflections."""
     q, upper = torch.linalg.qr(x.mT)
     sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(x.dtype)
     upper = upper * sign[..., None]
@@ -267,14 +272,21 @@ class _GramSchmidt(HandWritten):
         return (w + (y - y.detach())).to(x.dtype).reshape(x.shape)
 
 
+def _gram_schmidt(w: Tensor, algorithm: Algorithm) -> Tensor:
+    """Orthonormal columns, or rows of a wide matrix."""
+    tall = w.shape[-2] >= w.shape[-1]
+    rows = evaluate(_GramSchmidt, w.mT if tall else w, algorithm)
+    return rows.mT if tall else rows
+
+
 @of_matrices(factorizes=True)
 def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) → the same shape
     """Orthonormalize the columns (the rows of a wide matrix) in order, by Cholesky factorizations of the Gram matrix.
 
-    The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 2e-6 of 1
-    in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient input has no valid result: lost
-    directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on accelerators, where the check
-    would make the host wait).
+    The result is that of Gram–Schmidt (and of `qr`), at the cost of matrix products: singular values within 1e-5 of 1
+    (nearly always within 2e-6) in float32, 1e-14 in float64, for condition numbers up to 1e6 (1e14). Rank-deficient
+    input has no valid result: lost directions come out as zero, or as noise, and a `NumericalWarning` is issued (not on
+    accelerators, where the check would make the host wait).
 
     Args:
         w: matrices of any scale.
@@ -285,11 +297,10 @@ def cholesky(w: Tensor, stable: bool = True) -> Tensor:  # (..., rows, columns) 
     >>> bool((w @ w.mT - torch.eye(3)).abs().max() < 1e-14)
     True
     """
-    tall = w.shape[-2] >= w.shape[-1]
-    rows = evaluate(_GramSchmidt, w.mT if tall else w, _passes if stable else _ONE_PASS)
+    orthonormal = _gram_schmidt(w, _passes if stable else _ONE_PASS)
     if not stable:  # otherwise the passes warn themselves
-        warn_if_deficient(rows, "cholesky")
-    return rows.mT if tall else rows
+        warn_if_deficient(orthonormal, "cholesky")
+    return orthonormal
 
 
 @of_matrices(factorizes=True)
@@ -305,14 +316,11 @@ def qr(w: Tensor) -> Tensor:  # (..., rows, columns) → the same shape
     """
     if float64_is_cheap(w):
         return qr(w.double()).to(w.dtype)
-    w = scale_to_unit(w)
-    tall = w.shape[-2] >= w.shape[-1]
-    rows = evaluate(_GramSchmidt, w.mT if tall else w, _householder)
-    return rows.mT if tall else rows
+    return _gram_schmidt(scale_to_unit(w), _householder)
 
 
 class BatchedCholeskyOrthogonalization(ShapedMap):
-    """Module form of `cholesky`; `stable=True` reaches 1e-6 in float32, one pass about κ²·1e-7."""
+    """Module form of `cholesky`; one pass (`stable=False`) is off by about κ²·1e-7 in float32."""
 
     batched = True
     printed = ("stable",)

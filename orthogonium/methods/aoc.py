@@ -16,7 +16,8 @@ for fewer pixels. A weight that is kept (in eval) is better: one convolution has
 If there are no more pixels than channels, not even orthonormal bases and the rotation are formed: each projector is
 applied by its raw basis (Note [Projections] of `linalg/in_turn.py`), and the rotation by two reflections. Then a 1×1
 rotation, too, is better applied in turn than built: a step takes 14 c² flops per pixel instead of 6 c², and 2 c³
-instead of 13 c³. That pays from 128 channels on.
+instead of 13 c³. That pays from 128 channels on. The matrix of a stride meets one column for each tile: with few tiles,
+its rows are not formed, either (Note [Without W] of `linalg/in_turn.py`).
 
 Note [Along axes]
 BCOP is a product `A_1(z_1) … A_d(z_d) R`, so that convolving along one axis after the other, with R in the innermost
@@ -60,8 +61,8 @@ class OrthogonalKernel(ConvKernel):
         self.has_rko = plan.method != "bcop"
         # BCOP starts from a rotation unless it multiplies the RKO kernel directly, or there is no BCOP.
         self.rotate = plan.method == "bcop" or (plan.method == "rko ⊛ bcop" and not self.rows)
-        # BCOP multiplies the kernel from the left, or its adjoint, if rows are to be orthonormal or there are fewer of
-        # them.
+        # BCOP multiplies the kernel from the left; it multiplies the adjoint if rows are to be orthonormal or there are
+        # fewer of them.
         self.on_adjoint = self.rows if self.has_rko else co < ci
         # Side of the projectors, and the other side of the kernel they are applied to.
         self.channels, self.columns = (max(ci, co), min(ci, co)) if not self.has_rko else (plan.inner_channels, ci)

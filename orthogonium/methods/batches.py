@@ -52,7 +52,7 @@ def are_alike(known: nn.Module | None, part: nn.Module | None) -> bool:
         return True
     if part is None or known is None or type(part) is not type(known) or part._modules.keys() != known._modules.keys():
         return False
-    options = vars(known).copy()  # and that there are no hooks
+    options = vars(known).copy()  # this includes the hooks, of which `known` has none
     options["_modules"] = part._modules
     return options == vars(part) and all(map(are_alike, known._modules.values(), part._modules.values()))
 
@@ -65,9 +65,8 @@ def direct_sum(kernel: Kernel, count: int) -> Kernel:
     }
     for name, value in vars(kernel).items():
         if isinstance(value, ConvGeometry):
-            channels = count * value.in_channels, count * value.out_channels
-            wider = replace(value, in_channels=channels[0], out_channels=channels[1], groups=count * value.groups)
-            setattr(total, name, wider)
+            sizes = {size: count * getattr(value, size) for size in ("in_channels", "out_channels", "groups")}
+            setattr(total, name, replace(value, **sizes))
     return total
 
 

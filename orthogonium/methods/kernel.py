@@ -38,7 +38,8 @@ def unit_groups(raw: Tensor, groups: int) -> tuple[Tensor, Tensor]:  # (g·m, n,
 class Kernel(nn.Module):
     """Base class of all methods. A module only for the sake of its orthogonalizers, which move with the layer.
 
-    A kernel that can be applied without being built has `factors(*raw)`, too: Note [In turn] of `aoc.py`.
+    A kernel that can be applied without being built has `factors` (Note [In turn] of `aoc.py`) or `stages` (Note
+    [Series] of `soc.py`), too.
 
     Note [Assignment]
     `layer.weight = w` sets the raw parameters that `invert` finds. If the map of the method accepts any weight of the

@@ -29,7 +29,7 @@ from tests.layers.conv.executions import go_along_axes
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
-    monkeypatch.setattr(builds, "_FEWEST_ALONG_AXES", 1)
+    monkeypatch.setattr(builds, "_FEWEST_IN_PARTS", 1)
     go_along_axes(monkeypatch)
 
 

@@ -1,7 +1,7 @@
 """Constrained convolutions: real `nn.ConvNd`s and `nn.ConvTransposeNd`s with their own border (see `padding.py`).
 
-A call checks the images, tiles them with windows, applies the kernel (in one of the ways of `execution.py`) and crops
-the result.
+A call checks the images, extends them until the stride divides their size, applies the kernel (in one of the ways of
+`execution.py`) and crops the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from orthogonium.errors import GeometryError, GuaranteeWarning, ShapeError, warn
 from orthogonium.kernels import ConvGeometry
 from orthogonium.kernels.geometry import Size, to_tuple
-from orthogonium.layers.conv.execution import adjoint, execute
+from orthogonium.layers.conv.execution import add_bias, adjoint, execute
 from orthogonium.layers.conv.padding import Border, check_image, tile, tiled_size, zero_extend
 from orthogonium.layers.guarantee import Guarantee
 from orthogonium.layers.inversion import Inverse, InversionError
@@ -127,11 +127,6 @@ class ConstrainedConv(ConstrainedConvNd):
         super().__init__(*sizes, *others)  # of the torch class
         self._constrain(kernel, border, lipschitz)
         self._axis_shapes = kernel.axis_shapes
-
-    @property
-    def axis_borders(self) -> tuple[Border, ...]:
-        """What is added to the image for each weight along an axis. Note [Along axes] of `methods/aoc.py`."""
-        return self.border.along_axes(self._axis_shapes)
 
     def promise_along_axis(self, shape: Sequence[int]) -> Guarantee | None:
         """What is promised of the weight of this shape, if it is one along an axis: the last has the constant."""
@@ -249,7 +244,7 @@ class ConstrainedConvTranspose(ConstrainedConvNd):
         windows = [(n - x) // s + 1 for n, x, s in zip(padded, g.extent, g.stride, strict=True)]
         x = zero_extend(input, [w - m for w, m in zip(windows, inputs, strict=True)])
         y = zero_extend(execute(self, x, padded), [n - t for n, t in zip(sizes, tiled, strict=True)])
-        return y if self.bias is None else y + self.bias.view(-1, *[1] * g.dims)
+        return add_bias(self, y)
 
     def forward_of_torch(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:
         """What `nn.ConvTransposeNd` does with the weight."""

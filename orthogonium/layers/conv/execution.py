@@ -22,7 +22,7 @@ from orthogonium.layers.conv.frequencies import convolve_frequencies
 from orthogonium.layers.conv.padding import Border, pad, unwrap, wrap, zero_extend
 from orthogonium.layers.parametrization import Source, standard_strides
 from orthogonium.linalg.evaluation import autocasts, exports_to_onnx, replaces, waits
-from orthogonium.linalg.in_turn import apply_orthonormal_rows, inverse_gram, needs_no_rows
+from orthogonium.linalg.in_turn import apply_orthonormal_rows, are_few, inverse_gram, needs_no_rows
 from orthogonium.linalg.multiply import multiply
 from orthogonium.methods.aoc import OrthogonalKernel
 from orthogonium.methods.batches import kind
@@ -36,16 +36,15 @@ MOST_FOR_BUILDS = 12  # the same if factors save hardly any products, but only t
 FEWEST_CHANNELS = 48  # with fewer, operators cost more than their arithmetic
 FEWEST_ALONG_AXES = 32  # the same of convolutions along axes
 FEWEST_SAVED = 2**19  # products of an image: with fewer, another convolution costs more than it saves
-FEWEST_IN_SERIES = 16  # the same of the terms of a series
+FEWEST_IN_SERIES = 16  # channels of a series: with fewer, its operators cost more than their arithmetic
 _BUILD = 285  # products of a 3×3 exponential, in units of c³
 MOST_FOR_SPANS = 1  # pixels for each channel: with more, orthonormal bases and a dense rotation are faster
 FEWEST_FOR_SPANS = 128  # channels: with fewer, they are faster, too
-FEWEST_WITHOUT_ROWS = 4  # columns of the matrix of a stride for each tile: with fewer, forming its rows is faster
 MOST_NUMBERS = 2**26  # in all images of a series, or along an axis: limits the memory they take
 
 # What builds a kernel and an instance may replace.
 _KERNELS = (OrthogonalKernel, SkewExponentialKernel)
-_REPLACEABLE = frozenset(name for cls in _KERNELS for name, value in vars(cls).items() if callable(value))
+REPLACEABLE = frozenset(name for cls in _KERNELS for name, value in vars(cls).items() if callable(value))
 
 
 class Execution(NamedTuple):
@@ -77,14 +76,15 @@ def execute(layer: Any, x: Tensor, *sizes: Any) -> Tensor:
 def _select(layer: Any, x: Tensor, source: Source | None) -> Execution:
     # Adjoints are applied as a whole. Which way is cheaper depends on the batch, which graphs may leave open.
     whole = layer.transposed or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    kind = None if source is None or whole else type(source[0].kernel)
+    own = None if source is None or whole else type(source[0].kernel)
     for execution in EXECUTIONS:
-        if execution.instead_of in (None, kind) and execution.when(layer, x, source):
+        if execution.instead_of in (None, own) and execution.when(layer, x, source):
             return execution
     raise AssertionError("The last execution is for every layer.")
 
 
-def _add_bias(layer: Any, y: Tensor) -> Tensor:
+def add_bias(layer: Any, y: Tensor) -> Tensor:
+    """The images plus the bias of the layer, in their dtype."""
     return y if layer.bias is None else y + layer.bias.to(y.dtype).view(-1, *[1] * layer.geometry.dims)
 
 
@@ -108,10 +108,8 @@ def _pays_in_turn(layer: Any, x: Tensor, source: Source) -> bool:
 
 def _goes_without_weight(layer: Any, x: Tensor, source: Source) -> bool:
     """Whether the weight has not been built yet, and intermediate images are neither rounded nor lost."""
-    constraint, raw = source
-    if constraint.keeps(raw) or constraint.supplied(raw) is not None:
-        return False
-    return x.is_contiguous() and _may_be_applied_apart(layer, x, source)  # other memory formats would be lost
+    unbuilt = source[0].must_build(source[1])
+    return unbuilt and x.is_contiguous() and _may_be_applied_apart(layer, x, source)  # other formats would be lost
 
 
 def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
@@ -123,11 +121,12 @@ def _may_be_applied_apart(layer: Any, x: Tensor, source: Source) -> bool:
     if source[1][0].dtype != x.dtype or (layer.bias is not None and layer.bias.dtype != x.dtype):
         return False
     # Where something else builds the weight, its parts say nothing.
-    return not replaces(source[0].kernel, _REPLACEABLE)
+    return not replaces(source[0].kernel, REPLACEABLE)
 
 
 def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
-    g, border, kernel = layer.geometry, layer.border, cast(OrthogonalKernel, source[0].kernel)
+    constraint, raw = source
+    g, border, kernel = layer.geometry, layer.border, cast(OrthogonalKernel, constraint.kernel)
 
     def pad_axis(x: Tensor, axis: int) -> Tensor:  # up to the last window
         left, right = border.left[axis], border.right[axis]
@@ -135,16 +134,16 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
         others = [0] * (x.dim() - 3)
         return pad(x, [left, *others], [right - unused, *others], border.mode)
 
-    raw, pixels = source[1], x.numel() // layer.in_channels
+    pixels = x.numel() // layer.in_channels
     few = _are_few(pixels, kernel)
     as_they_are = few and kind(kernel) is not None and needs_no_rows(kernel.orthonormalize, x, raw[0])
     inverse = inverse_gram(raw[0].detach().flatten(0, 1)) if as_they_are else None
     # The same of the RKO matrix, which is applied to one column for each tile.
-    few_tiles = FEWEST_WITHOUT_ROWS * pixels <= math.prod(kernel.plan.rko_size) * raw[-1].shape[-1]
-    without_rows = as_they_are and kernel.has_rko and g.groups == 1 and few_tiles
+    without_rows = as_they_are and kernel.has_rko and g.groups == 1
+    without_rows = without_rows and are_few(pixels // math.prod(kernel.plan.rko_size), raw[-1].shape[-1])
     without_rows = without_rows and needs_no_rows(kernel.orthogonalize, x, raw[-1])
     by = partial(kernel.factors, reflects=few, orthonormal=(inverse is None, not without_rows))
-    bases, *dense = source[0].parts(by, raw)
+    bases, *dense = constraint.parts(by, raw)
     inverses = [None] * bases.shape[1] if inverse is None else inverse.unflatten(0, bases.shape[:2]).unbind(1)
     spans: Iterator[Span] = zip(bases.unbind(1), inverses, strict=True)
     if dense:
@@ -156,8 +155,8 @@ def _apply_in_turn(layer: Any, x: Tensor, source: Source) -> Tensor:
     axes = [list(islice(spans, k - 1)) for k in kernel.plan.bcop_size]
     grouped = x.reshape(-1, g.groups, g.group_in, *x.shape[-g.dims :])
     y = apply_in_turn(grouped, apply_dense, axes, kernel.dense_first, g.dilation, pad_axis)
-    y = y if source[0].lipschitz == 1 else source[0].lipschitz * y
-    return _add_bias(layer, standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:])))
+    y = y if constraint.lipschitz == 1 else constraint.lipschitz * y
+    return add_bias(layer, standard_strides(y.reshape(*x.shape[: -g.dims - 1], g.out_channels, *y.shape[3:])))
 
 
 def _apply_rows(raw: Tensor, columns: Tensor) -> Tensor:  # (1, r, c), (1, c, p) → (1, r, p)
@@ -183,7 +182,7 @@ def _pays_along_axes(layer: Any, x: Tensor, source: Source) -> bool:
         return False
     if math.prod(x.shape[-layer.dims :]) * kernel.axis_savings < FEWEST_SAVED:
         return False
-    # In eval the batch must not decide: a bound is that of the weights that run, for any batch.
+    # Where the weight is kept, the batch must not decide: a bound is that of the weights that run, for any batch.
     numbers = kernel.channels * layer.groups * x.numel() // layer.in_channels
     return (numbers <= MOST_NUMBERS or constraint.keeps(raw)) and _may_be_applied_apart(layer, x, source)
 
@@ -194,7 +193,9 @@ def _has_axes(kernel: OrthogonalKernel, x: Tensor) -> bool:
 
 
 def _convolve_along_axes(layer: Any, x: Tensor, source: Source) -> Tensor:
-    *others, last = zip(source[0].along_axes(source[1]), layer.axis_borders, strict=True)
+    constraint, raw = source
+    borders = layer.border.along_axes(constraint.kernel.axis_shapes)
+    *others, last = zip(constraint.along_axes(raw), borders, strict=True)
     for weight, border in others:
         x = convolve(x, weight, None, border, layer.dilation, layer.groups)
     weight, border = last
@@ -238,7 +239,7 @@ def _apply_series(layer: Any, x: Tensor, source: Source) -> Tensor:
         y = convolve(y, strided[0], None, rest, g.dilation, g.groups)
     elif narrows:
         y = y.unflatten(1, (g.groups, -1))[:, :, : g.group_out].flatten(1, 2)
-    y = _add_bias(layer, y if layer.lipschitz == 1 else layer.lipschitz * y)
+    y = add_bias(layer, y if layer.lipschitz == 1 else layer.lipschitz * y)
     return y if x.dim() == g.dims + 2 else y[0]
 
 
@@ -256,7 +257,7 @@ def _multiply_frequencies(layer: Any, x: Tensor, source: Source | None) -> Tenso
     y = _through_frequencies(layer, x, layer.weight_for(tuple(x.shape[-layer.dims :]), source), adjoint=False)
     # As torch's convolutions do.
     y = y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) and x.dtype != torch.float64 else x.dtype)
-    return _add_bias(layer, y)
+    return add_bias(layer, y)
 
 
 def _through_frequencies(layer: Any, x: Tensor, weight: Tensor, adjoint: bool) -> Tensor:

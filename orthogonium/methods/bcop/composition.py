@@ -3,7 +3,8 @@
 Li, Haque, Anil, Lucas, Grosse, Jacobsen (2019), "Preventing gradient attenuation in Lipschitz constrained convolutional
 networks". For a projector P of rank ⌊c/2⌋, `P + (I − P) z` is orthogonal at every frequency z of its axis; a kernel of
 size k is a product of k − 1 of them along each axis and of an orthogonal matrix. The latter is `(I − 2P)(I − 2Q)`,
-which reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ flops, and 48 c³ backward.
+which reaches every rotation. A square 3×3 kernel of c channels takes 25 c³ flops (28 c³ with Note [Three taps]), and
+50 c³ backward.
 
 The kernel is `(g, c, m, *taps)` from the start, the layout of a weight: each factor multiplies it from the left. A
 projector is given by a basis M with orthonormal rows, `P = MᵀM`; pairs of bases are stacked in `U = [M; N]`. Shapes: g
@@ -15,7 +16,7 @@ give `Y = Σ_{i<n} zⁱ Z_i + zⁿ (X − Σ Z_i)`. Two factors with projectors 
 
 Note [Thin or dense]
 The terms of a pair come from the coordinates `UX`, in 6 c²T flops (12 backward), or from the taps `A_0`, `A_1`
-themselves, in 4 c³ + 4 c²T (6 c³ + 8 c²T backward): thin products are cheaper for T ≤ 2c. Dense, one product applies
+themselves, in 4 c³ + 4 c²T (8 c³ + 8 c²T backward): thin products are cheaper for T ≤ 2c. Dense, one product applies
 any number of factors.
 
 Note [Three taps]
@@ -98,7 +99,7 @@ def along_axes(bases: Tensor, sizes: tuple[int, ...], columns: int) -> list[Tens
         x = _rotation_of(first, columns)
         return [*(all_taps(pair.chunk(2, 1)) for pair in others), all_taps(multiply(last, x).chunk(2, 1), x)]
     first, *axes = bases.split((2, *counts), 1)
-    taps = [multiply_taps([taps_of(pair) for pair in axis.split(2, 1)]) for axis in axes if axis.shape[1]]
+    taps = [multiply_taps(axis) for axis in axes if axis.shape[1]]
     return [*map(all_taps, taps[:-1]), apply_taps(taps[-1], rotation(first, columns).unsqueeze(-1), 3)]
 
 
@@ -114,7 +115,7 @@ def _has_three_taps(bases: Tensor, counts: tuple[int, ...]) -> bool:
 def apply_to_kernel(bases: Tensor, x: Tensor, dim: int) -> Tensor:  # (g, n, r, c), (g, c, m, *t)
     """The product of n factors along an axis of the kernel, times the kernel. Note [Thin or dense]."""
     if bases.shape[1] > 1 and math.prod(x.shape[2:]) > 2 * bases.shape[3]:
-        return apply_taps(multiply_taps([taps_of(pair) for pair in bases.split(2, 1)]), x, dim)
+        return apply_taps(multiply_taps(bases), x, dim)
     for pair in reversed(bases.split(2, 1)):  # the last factor is applied first
         x = _assemble(_project(pair, x), x, dim)
     return x
@@ -162,9 +163,9 @@ def apply_taps(taps: Sequence[Tensor], x: Tensor, dim: int) -> Tensor:  # n of (
     return _assemble([multiply(tap, flat) for tap in taps], x, dim)
 
 
-def multiply_taps(parts: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
-    """All taps but the last of a product, from those of its parts."""
-    *others, taps = parts
+def multiply_taps(bases: Tensor) -> Sequence[Tensor]:  # (g, n, r, c) → n of (g, c, c)
+    """All taps but the last of the product of n factors."""
+    *others, taps = [taps_of(pair) for pair in bases.split(2, 1)]
     for part in reversed(others):
         taps = apply_taps(part, all_taps(taps), 3).unbind(-1)[:-1]
     return taps
@@ -194,27 +195,27 @@ class _Taps(HandWritten):
     def compute(bases: Tensor) -> tuple[Tensor, list[Tensor]]:  # (g, 2n, r, c) → (g, n, 2c, c)
         """The taps; MNᵀ and the coordinates Kₙ."""
         g, n, r, c = bases.shape
-        m, below = bases.view(-1, 2, r, c).unbind(1)
+        first, second = bases.view(-1, 2, r, c).unbind(1)
         u = bases.view(-1, 2 * r, c)
-        overlap = multiply(m, below.mT)
-        inner = multiply(overlap, below)
-        product = multiply(m.mT, inner)
+        overlap = multiply(first, second.mT)
+        inner = multiply(overlap, second)
+        product = multiply(first.mT, inner)
         taps = torch.cat((product, multiply(u.mT, u).sub_(product, alpha=2)), 1)
         return taps.view(g, n // 2, 2 * c, c), [overlap, inner]
 
     @staticmethod
     def adjoint(inputs: Sequence[Any], saved: list[Tensor], wants: Sequence[bool], grad: Tensor) -> tuple[Tensor]:
-        """`A_0 = PQ` and `A_1 = P + Q − 2PQ`."""
+        """From the gradients of `A_0` and `A_1`: that of PQ is the first minus twice the second."""
         (bases,), (overlap, inner) = inputs, saved
         r, c = bases.shape[2:]
         of_product, of_sum = grad.reshape(-1, 2, c, c).unbind(1)
         of_product = of_product.sub(of_sum, alpha=2)
-        m, below = bases.view(-1, 2, r, c).unbind(1)
-        of_inner = multiply(m, of_product)
-        of_overlap = multiply(of_inner, below.mT)
+        first, second = bases.view(-1, 2, r, c).unbind(1)
+        of_inner = multiply(first, of_product)
+        of_overlap = multiply(of_inner, second.mT)
         result = multiply(bases.view(-1, 2 * r, c), of_sum + of_sum.mT).view(-1, 2, r, c)
-        result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, below))
-        result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, m))
+        result[:, 0] += multiply(inner, of_product.mT).add_(multiply(of_overlap, second))
+        result[:, 1] += multiply(overlap.mT, of_inner).add_(multiply(of_overlap.mT, first))
         return (result.view(bases.shape),)
 
     @classmethod

@@ -2,7 +2,8 @@
 
 Along one axis of an image, `P + (I − P) z` is `y_p = x_{p+d} + P (x_p − x_{p+d})` for dilation d. With a basis M of the
 projector (`P = MᵀM`, orthonormal rows) that takes two thin products for each pixel. Differences are taken of the
-coordinates `Mx`, which are half as many as the channels. A rotation `(I − 2P)(I − 2Q)` is two reflections `x − 2Px`.
+coordinates `Mx`, which are half as many as the channels (of the pixels themselves, if a basis is not orthonormal). A
+rotation `(I − 2P)(I − 2Q)` is two reflections `x − 2Px`.
 
 Note [Layout]
 The axis comes first, then the batch and all other axes: a shift along the axis is a slice, and each product is one for
@@ -32,7 +33,7 @@ def apply_in_turn(
     dilation: Sequence[int],
     pad: Callable[[Tensor, int], Tensor],
 ) -> Tensor:  # (n, g, out, *sizes)
-    """Apply the dense kernel and the factors of each axis: the dense one first and the others in reverse, or last.
+    """Apply the dense kernel and the factors of each axis: the dense one last, or first and the others in reverse.
 
     `pad(x, axis)` adds the border of an axis, which is the third axis of its input.
     """
