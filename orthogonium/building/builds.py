@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from orthogonium.layers.conv.execution import REPLACEABLE
+from orthogonium.layers.eval_cache import same_values
 from orthogonium.layers.parametrization import Constraint, Source, raw_parameters
 from orthogonium.linalg.evaluation import replaces, waits
 from orthogonium.methods.aoc import OrthogonalKernel
@@ -68,6 +69,9 @@ class Supply:
         self.weight, self.along_axes = weight, along_axes
         self.lipschitz = self.constraint.lipschitz
         self.is_open = True
+        self._seen = *self.raw, weight
+        # Writing to `.data` leaves no other trace. On accelerators, comparing would make the host wait.
+        self._values = [None if waits(p) else p.detach().clone() for p in self._seen]
 
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
         """The weight of these raw parameters; None if it was built from others, and the layer builds as usual."""
@@ -76,6 +80,11 @@ class Supply:
     def is_of(self, raw: tuple[Tensor, ...]) -> bool:
         """Whether the weight was built from these very tensors."""
         return all(map(is_, raw, self.raw))
+
+    def has_other_values(self) -> bool:
+        """Whether the raw parameters or the weight have been written to, as far as a CPU can see."""
+        pairs = zip(self._seen, self._values, strict=True)
+        return any(q is not None and not same_values(p.detach(), q) for p, q in pairs)
 
 
 def state(p: Tensor) -> tuple[Any, ...]:

@@ -34,6 +34,8 @@ from orthogonium.linalg.products import full_arithmetic
 from orthogonium.methods.kernel import Kernels
 
 _LARGE = 2**18  # size from which a tensor is sent by itself
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their size
+_ODD = 6364136223846793005
 _compared: WeakSet[nn.Module] = WeakSet()  # models whose parameters are the same on all ranks
 
 
@@ -84,6 +86,13 @@ def _split(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
 
 
+def _fingerprint(x: Tensor) -> Tensor:
+    """A whole number that changes with nearly every change of the bits of x, whatever computes it in which order."""
+    bits = x.detach().contiguous().flatten().view(_INTEGERS[min(x.element_size(), 8)]).long()
+    places = torch.arange(1, len(bits) + 1, device=x.device)
+    return (bits * (places * _ODD)).sum()  # modulo 2⁶⁴
+
+
 class Shares:
     """The weights of a model, and which rank of a group builds which. Note [Shares]."""
 
@@ -92,6 +101,8 @@ class Shares:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.owners = assign([flops(w) for w in weights], self.size)
         self.raw = list(dict.fromkeys(p for _, tensors in weights for p in tensors if p.requires_grad))
+        # Derivatives are taken with respect to these, so that hooks of raw parameters see gradients once, at the end.
+        self.twins = {id(p): p.detach().requires_grad_(p.requires_grad) for _, tensors in weights for p in tensors}
         ids = {id(p) for p in self.raw}
         self.others = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in ids}
         self._refuse_early_hooks()
@@ -108,21 +119,23 @@ class Shares:
                 )
 
     def _compare(self, model: nn.Module) -> None:
-        sums = [p.detach().double().sum() for p in model.parameters()]
-        low = torch.stack([t.to(sums[0].device) for t in sums])
+        constants = torch.tensor([constraint.lipschitz for constraint, _ in self.weights], dtype=torch.float64)
+        marks = [_fingerprint(t) for t in (*model.parameters(), constants)]
+        low = torch.stack([t.to(marks[0].device) for t in marks])
         high = low.clone()
         dist.all_reduce(low, dist.ReduceOp.MIN, group=self.group)
         dist.all_reduce(high, dist.ReduceOp.MAX, group=self.group)
         if not torch.equal(low, high):
             raise ParameterError(
-                "build_once with a group: the parameters of the model differ among ranks. Give all ranks the same ones "
-                "first: by one seed, one checkpoint, or torch.distributed.broadcast."
+                "build_once with a group: the parameters or constants of the model differ among ranks. Give all ranks "
+                "the same ones first: by one seed, one checkpoint, or torch.distributed.broadcast."
             )
 
     def build(self) -> list[Tensor]:
         """All weights: own ones with their graph, those of other ranks as received."""
         mine = [i for i, owner in enumerate(self.owners) if owner == self.rank]
-        own = dict(zip(mine, build([self.weights[i] for i in mine]), strict=True))
+        twins = [(c, tuple(self.twins[id(p)] for p in raw)) for c, raw in (self.weights[i] for i in mine)]
+        own = dict(zip(mine, build(twins), strict=True))
         like = [own[i].detach() if i in own else w[1][0].new_empty(weight_shape(w)) for i, w in enumerate(self.weights)]
         return [own.get(i, t) for i, t in enumerate(self._gather(like, self.owners))]
 
@@ -140,10 +153,9 @@ class Shares:
         mine = [p for (owner, _), p in raw.items() if owner == self.rank]
         found: Sequence[Tensor] = ()
         if mine:
+            outputs, inputs, given = [built[i] for i in own], [self.twins[id(p)] for p in mine], [mean[i] for i in own]
             with full_arithmetic(mine[0]):
-                found = torch.autograd.grad(
-                    [built[i] for i in own], mine, [mean[i] for i in own], allow_unused=True, materialize_grads=True
-                )
+                found = torch.autograd.grad(outputs, inputs, given, allow_unused=True, materialize_grads=True)
         own_grads = {id(p): g for p, g in zip(mine, found, strict=True)}
         gradients = [own_grads[key] if owner == self.rank else torch.empty_like(p) for (owner, key), p in raw.items()]
         if raw:

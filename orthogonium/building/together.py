@@ -30,6 +30,8 @@ class _Weight(Supply):
     def __call__(self, raw: tuple[Tensor, ...]) -> Tensor | None:
         if not self.is_of(raw) or [state(p) for p in raw] != self.states or self.constraint.lipschitz != self.lipschitz:
             return None
+        if self.has_other_values():
+            return None
         if torch.is_grad_enabled() and not self.weight.requires_grad and any(p.requires_grad for p in raw):
             return None  # the call began without gradients: this weight has no graph
         if self.is_open:

@@ -22,6 +22,8 @@ from orthogonium.kernels import ConvGeometry
 from orthogonium.linalg.evaluation import has_hooks
 from orthogonium.methods.kernel import Kernel
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
 
 def kind(kernel: Kernel) -> Hashable | None:
     """What kernels that may be built together have in common: type, sizes, options. None if it must be built alone."""
@@ -37,7 +39,7 @@ def _is_altered(part: nn.Module) -> bool:
 def _describe(part: nn.Module) -> Hashable | None:
     """All that decides what a kernel builds, besides raw parameters; None if that is not known."""
     declared = vars(type(part)).get("group_axes" if isinstance(part, Kernel) else "batched")
-    options = tuple((name, value) for name, value in vars(part).items() if name[0] != "_" and name != "training")
+    options = tuple((name, value) for name, value in vars(part).items() if name not in _OF_EVERY_MODULE)
     parts = tuple((name, p is None or _describe(p)) for name, p in part._modules.items())
     known = declared not in (None, False) and not (part._parameters or part._buffers)
     comparable = all(isinstance(value, Hashable) and not isinstance(value, Tensor) for _, value in options)

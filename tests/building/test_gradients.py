@@ -1,6 +1,7 @@
 """Weights that are built once, or together, give the gradients of weights that are built as always."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -125,6 +126,31 @@ def test_what_is_not_known_to_be_batched_is_built_one_by_one():
     layers = Sum([OrthoLinear(4, 4, ortho_params=OrthoParams(orthogonalizer=_Mixing)) for _ in range(3)])
     assert batches(sources(layers)) == [[0], [1], [2]]
     assert_once_is_plain(layers.double(), [torch.randn(5, 4).double() for _ in range(4)], 1e-12)
+
+
+class _Private(BatchedCholeskyOrthogonalization):
+    """An orthogonalizer of a user, with an option that its name keeps private."""
+
+    batched = True
+
+    def __init__(self, weight_shape, factor):
+        super().__init__(weight_shape)
+        self._factor = factor
+
+    def forward(self, w):
+        return self._factor * super().forward(w)
+
+
+@pytest.mark.parametrize(
+    "factors,expected",
+    [((1.0, 1.0, 0.5), [[0, 1], [2]]), ([torch.ones(4, 1), torch.ones(4, 1), 0.5 * torch.ones(4, 1)], [[0], [1], [2]])],
+    ids=["number", "tensor"],
+)
+def test_private_options_are_options(factors, expected):
+    params = [OrthoParams(orthogonalizer=partial(_Private, factor=factor)) for factor in factors]
+    layers = Sum([OrthoLinear(4, 4, ortho_params=own) for own in params]).double()
+    assert batches(sources(layers)) == expected
+    assert_once_is_plain(layers, [torch.randn(5, 4).double() for _ in range(4)], 1e-12)
 
 
 @pytest.mark.parametrize("place", ["kernel.orthogonalize.orthogonalizer", "kernel.orthogonalize"])

@@ -160,14 +160,15 @@ def test_parameters_without_values_are_refused():
         pass
 
 
-def _data(model):
-    raw_parameters(model)[-1].data.add_(1e-3)
-
-
-def test_edits_of_data_are_refused(model, inputs):
+@pytest.mark.parametrize("of", ["raw", "weight", "numpy"])
+def test_edits_of_data_are_refused(model, inputs, of):
     with pytest.raises(DerivativeError, match="was changed"), build_once(model):
         accumulate(model, inputs)
-        _data(model)
+        if of == "numpy":
+            edited = model.recurrent.weight.detach().numpy()
+        else:
+            edited = {"raw": raw_parameters(model)[-1], "weight": model.recurrent.weight}[of].data
+        edited *= 1.001
     assert all(p.grad is None for p in raw_parameters(model))
 
 

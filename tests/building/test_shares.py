@@ -162,6 +162,16 @@ def _mistakes(rank):
         raise AssertionError
     torch.manual_seed(0)
     model = nn.Sequential(OrthoLinear(4, 4), OrthoLinear(4, 4))
+    for change in (lambda raw: raw.copy_(raw.flip(0)), lambda raw: raw[0].add_(1e-6), lambda raw: raw.neg_()):
+        other = deepcopy(model)
+        with torch.no_grad():
+            change(other[1].parametrizations.weight.original if rank else torch.zeros(4, 4))
+        with pytest.raises(ParameterError, match="differ among ranks"), build_once(other, world):
+            raise AssertionError
+    other = deepcopy(model)
+    other[0].lipschitz = 1.0 + rank
+    with pytest.raises(ParameterError, match="differ among ranks"), build_once(other, world):
+        raise AssertionError
     hook = model[0].bias.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(ParameterError, match="0.bias"), build_once(model, world):
         raise AssertionError
@@ -225,8 +235,23 @@ def _one(rank):
     assert_same_gradients(gradients(model), expected, 1e-12)
 
 
-def test_a_group_of_one(tmp_path):
-    run_distributed(_one, tmp_path, size=1)
+def _hooked(rank):
+    """Hooks of raw parameters see the sum of all gradients once."""
+    model = nn.Sequential(OrthoLinear(4, 4), OrthoLinear(4, 3)).double()
+    inputs, calls = [torch.randn(2, 4).double() for _ in range(3)], []
+    expected = plain_gradients(model, inputs)
+    model[1].parametrizations.weight.original.register_hook(lambda g: calls.append("gradient") or 2 * g)
+    with build_once(model, dist.group.WORLD):
+        accumulate(model, inputs)
+    found = gradients(model)
+    found["1.parametrizations.weight.original"] /= 2
+    assert calls == ["gradient"]
+    assert_same_gradients(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("worker", [_one, _hooked])
+def test_a_group_of_one(worker, tmp_path):
+    run_distributed(worker, tmp_path, size=1)
 
 
 def test_shares_are_balanced():

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from orthogonium import build_once, build_together
+from orthogonium.layers import OrthoLinear
 from tests.building.passes import accumulate, assert_same_gradients, gradients, loss_of, plain_gradients
 from tests.building.test_gradients import CASES, three
 
@@ -41,6 +43,31 @@ def test_one_build_for_each_call_until_it_is_removed(monkeypatch):
     handle.remove()
     layers(inputs[0])
     assert len(built) == 8
+
+
+class _Editing(nn.Module):
+    """Writes to the second layer, in a way that leaves no trace, between its two uses."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.first, self.second = OrthoLinear(4, 4, bias=False), OrthoLinear(4, 4, bias=False)
+        self.of = of
+
+    def forward(self, x):
+        x = self.second(self.first(x))
+        if self.of == "raw":
+            self.second.parametrizations.weight.original.data.copy_(torch.eye(4))
+        else:
+            self.second.weight.data.mul_(3)
+        return self.second(x)
+
+
+@pytest.mark.parametrize("of", ["raw", "weight"])
+def test_edits_of_data_within_a_call(of):
+    model, x = _Editing(of), torch.randn(3, 4)
+    plain = copy.deepcopy(model)
+    build_together(model)
+    torch.testing.assert_close(model(x), plain(x))
 
 
 def test_calls_before_one_backward_pass():
