@@ -17,14 +17,13 @@ Note [Passes]
 On CPUs, the error left by a pass is measured. Without a shift one pass is enough for κ ≤ 6 or so, which training gives
 for most non-square matrices (for all but one of the CIFAR-10 network that comes with the library). A second one is
 exact to a few eps if the first left at most 4e-3. However orthonormal W is, it is off by κ·eps/10 from the factor of X,
-and so are gradients; second derivatives are off by κ²·eps/5. Hence float32 matrices with κ ≥ 80 or so start again in
-float64. (What is left is no sign of κ: it is rounding, which may be small by chance. In few rows, the first pass may
-even seem to be enough: up to 16 rows, where float64 costs no time, all passes are in float64.) There, more means
-shifted passes, up to four. No singular value exceeds 1 after the first of them, so `r − trace(XXᵀ)` bounds what the
-smallest one lacks: if it is below ½ at the beginning of a pass, that pass is the last one. If four were not enough, a
-warning is issued.
-Reading values would make the host wait for an accelerator: there, and where there are no values, there are always
-three shifted passes, in the precision of X.
+and so are gradients; second derivatives are off by κ²·eps/5. Hence float32 matrices with κ ≥ 40 or so start again in
+float64. (What is left is no sign of κ: it is rounding, which may be small by chance. In few rows, even the first pass
+may seem to be enough: up to seven rows, all passes are in float64.) There, more means shifted passes, up to
+four. No singular value exceeds 1 after the first of them, so `r − trace(XXᵀ)` bounds what the smallest one lacks: if it
+is below ½ at the beginning of a pass, that pass is the last one. If four were not enough, a warning is issued. Reading
+values would make the host wait for an accelerator: there, and where there are no values, there are always three shifted
+passes, in the precision of X.
 
 Note [What a pass leaves]
 `E = WWᵀ − I` itself costs as much as half a pass. Its norm is estimated by two steps of the power method from eight
@@ -75,9 +74,10 @@ _SHIFT = 4.0  # in units of eps·‖XXᵀ‖
 _BLIND_PASSES, _MOST_PASSES = 3, 4  # Note [Passes]
 _ENOUGH = 16.0  # what the last pass may leave, in units of eps
 _MANY_ROWS, _ROWS_AT_ONCE = 256, 128  # Note [One triangle]
-_SMALL = 16  # number of rows: Notes [Passes], [What a pass leaves]
+_SMALL = 16  # number of rows: Note [What a pass leaves]
+_FEW = 7  # the same: Note [Passes]
 _LITTLE = 4e-3  # what the pass before the last may leave
-_WELL = 1e-5  # the largest κ·eps for which the last pass is not in float64
+_WELL = 5e-6  # the largest κ·eps for which the last pass is not in float64
 
 _BLOCK = 32  # Note [Inverse factor]
 
@@ -123,7 +123,7 @@ def _passes(x: Tensor) -> RowsAndFactor:
     """
     if not may_look(x):
         return _shifted_passes(x, _BLIND_PASSES)
-    if x.dtype == torch.float32 and x.shape[1] <= _SMALL:
+    if x.dtype == torch.float32 and x.shape[1] <= _FEW:
         return _passes(x.double())
     inverse = inverse_factor(product_below(x, x))
     w = multiply(inverse, x)

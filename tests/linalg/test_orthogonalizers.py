@@ -101,7 +101,7 @@ def test_cholesky_is_qr_is_gram_schmidt():
     torch.testing.assert_close(qr(w.mT), expected.mT)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (3, 5), (8, 12), (16, 16), (17, 17), (64, 80)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 5), (4, 4), (5, 5), (8, 12), (16, 16), (64, 80)], ids=str)
 @pytest.mark.parametrize("kappa", [30.0, 70.0, 300.0, 1e3, 3e3])
 def test_derivatives_do_not_depend_on_chance(shape, kappa):
     """Rounding may leave little of an ill-conditioned matrix to correct; derivatives are those of float64 all the same.
@@ -111,7 +111,7 @@ def test_derivatives_do_not_depend_on_chance(shape, kappa):
     rows = shape[0]
     sizes = torch.ones(rows, dtype=torch.float64)
     sizes[-1] = 1 / kappa
-    digits = (1e-6, 1e-6) if rows <= 16 or kappa >= 300 else (3e-5, 5e-3)  # all of float32, or κ·eps and κ²·eps
+    digits = (1e-6, 1e-6) if rows <= 7 or kappa >= 70 else (3e-5, 5e-3)  # all of float32, or κ·eps and κ²·eps
     for _ in range(200 if rows < 64 else 40):
         u, v = (torch.linalg.qr(torch.randn(n, rows, dtype=torch.float64))[0] for n in shape)
         w, g, h = ((u * sizes) @ v.mT).float(), torch.randn(shape), torch.randn(shape)
