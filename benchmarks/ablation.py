@@ -15,6 +15,7 @@ from torch import nn
 from benchmarks.network import evaluation, training
 from benchmarks.side_by_side import chosen_device, fastest, table, timed, use_device
 from benchmarks.whole_networks import preset, residual
+from orthogonium.training.memory import keep_freed_memory
 
 TURNS = 3
 MOST_ROUNDS = 20  # of a turn, which has one at least
@@ -133,6 +134,7 @@ def fastest_of_turn(jobs: dict, wall: bool) -> dict[str, float]:
 
 if __name__ == "__main__":
     use_device(chosen_device())
+    keep_freed_memory()  # as the other benchmarks and `fit` do
     rows = []
     for name, path, job, kind, mode, batch in ROWS:
         parallel = path in ALL_THREADS
