@@ -70,6 +70,19 @@ def test_edits_of_data_within_a_call(of):
     torch.testing.assert_close(model(x), plain(x))
 
 
+def test_compiled_parts_build_as_usual():
+    torch.compiler.reset()
+    layers, x = nn.ModuleList([OrthoLinear(4, 4) for _ in range(3)]), torch.randn(3, 4)
+    compiled = [torch.compile(layers[0], backend="eager", fullgraph=True), *layers[1:]]
+    layers.forward = lambda x: compiled[2](compiled[1](compiled[0](x)))
+    expected = layers(x)
+    build_together(layers)
+    for _ in range(2):
+        y = layers(x)
+        torch.testing.assert_close(y, expected)
+        y.sum().backward()
+
+
 def test_calls_before_one_backward_pass():
     layers, inputs = three("AOC", torch.float64)
     expected = plain_gradients(layers, inputs)
